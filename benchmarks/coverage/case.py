@@ -77,7 +77,7 @@ def prepare(name: str, folder: str, known: dict[str, Any] | None = None, *, with
     """
     failures: list[tuple[int, str]] = []
     unbuilt: set[tuple[str, str]] = set()
-    models: dict[tuple[str, str], nn.Module] = {}  # for probing: what counts is built anew
+    models: dict[tuple[str, str], nn.Module] = {}  # for probing: what counts is built again
     began = time.process_time()
     for recipe in [Recipe(**known)] if known else recipes(name):
         key = recipe.class_name, recipe.way

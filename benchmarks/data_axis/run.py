@@ -33,7 +33,7 @@ from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 from benchmarks.record_overhead.run import NobodySide, World  # noqa: E402
 from benchmarks.schedule_efficiency.devices import Pace, Sleeper  # noqa: E402
 from benchmarks.slow_links.hosts import hosts, why_not  # noqa: E402
-from benchmarks.slow_links.run import PAYLOAD, road  # noqa: E402
+from benchmarks.slow_links.run import PAYLOAD, environment_of  # noqa: E402
 from benchmarks.vs_torch_pipelining.run import batch_of, build, loss_of, untouched_torch  # noqa: E402
 
 import farspan  # noqa: E402
@@ -206,7 +206,7 @@ def measure_link(share: float, turns: int) -> dict[str, Any]:
     rate = size_bytes / PAYLOAD / (share * NUM_LAYERS * 3 * LAYER_S)
     words = ["--part", "link", "--share", str(share), "--turns", str(turns)]
     with hosts(2, bytes_per_s=rate) as made:
-        return run_ranks(__file__, 2, words, timeout_s=900, **road(made))
+        return run_ranks(__file__, 2, words, timeout_s=900, **environment_of(made))
 
 
 class Nobody(NobodySide):

@@ -261,7 +261,7 @@ def measure(name: str, args: Any) -> list[dict[str, Any]]:
 
 
 def check_order(name: str, label: str, rank: int, ran: str, each: Prediction) -> None:
-    """What has been played is what has run."""
+    """Checks that what has been simulated is what has run."""
     schedule = each.simulation.schedule
     simulated = [schedule.tasks[index] for index in schedule.orders[rank]]
     expected = " ".join(f"{task.kind.value}{task.micro_batch}" for task in simulated)

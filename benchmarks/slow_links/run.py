@@ -144,10 +144,10 @@ def measure(size: int, args: Any) -> list[dict[str, Any]]:
     if args.one_host:
         return run_ranks(__file__, NUM_HOSTS, [*words, "--one-host"], timeout_s=1800)
     with hosts(NUM_HOSTS, bytes_per_s=rate_of(size)) as made:
-        return run_ranks(__file__, NUM_HOSTS, words, timeout_s=1800, **road(made))
+        return run_ranks(__file__, NUM_HOSTS, words, timeout_s=1800, **environment_of(made))
 
 
-def road(made: Hosts) -> dict[str, Any]:
+def environment_of(made: Hosts) -> dict[str, Any]:
     """How ranks are started on hosts, and find each other."""
     found = {"MASTER_ADDR": made.addresses[0], "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
     return {"prefix_of": made.command, "environment": found}

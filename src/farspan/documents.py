@@ -272,7 +272,7 @@ def _check_size(text: str, source: str, most: int) -> None:
 
 
 def _check_bounds(bare: str, source: str) -> None:
-    """Raise before a parser meets what would take it without bound: a text without its strings and comments."""
+    """Raise before a parser reads what would take it without bound: a text without its strings and comments."""
     if sum(bare.count(sign) for sign in ",[{:=") > MAX_VALUES:
         raise PlanError(f"{source} has too many values.", why=f"at most {MAX_VALUES} are read.", hint="a smaller one")
     depth = 0

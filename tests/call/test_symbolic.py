@@ -12,7 +12,7 @@ from torch import nn
 
 import farspan
 from farspan.call.infer import entry as known
-from farspan.call.infer import fallbacks as ladder
+from farspan.call.infer import fallbacks
 from farspan.call.infer.entry import Unknown, meta_of
 from farspan.call.infer.fallbacks import MetadataCache
 from farspan.call.leaf import Leaf
@@ -86,14 +86,14 @@ class Attention(nn.Module):
 
 def test_the_third_size_of_a_module_is_known_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    lookup = ladder._find_out
+    lookup = fallbacks._find_out
 
     def counted(target: Any, *args: Any) -> Any:
         if type(target) is Leaf:
             runs.append(target.name)
         return lookup(target, *args)
 
-    monkeypatch.setattr(ladder, "_find_out", counted)
+    monkeypatch.setattr(fallbacks, "_find_out", counted)
     sizes = [(2, 5), (3, 7), (4, 9), (6, 6), (5, 12), (2, 17)]
 
     def trained(model: nn.Module) -> list[float]:

@@ -38,8 +38,8 @@ def test_rank_and_world_size(given, launcher):
     environment = read_environment(given)
     assert numbers(environment) == (3, 8, 1, 2)
     assert environment.launcher == launcher
-    meeting = (environment.master_addr, environment.master_port, environment.store)
-    assert meeting == ((None, None, "/run/store") if launcher == "run" else ("node1", 29500, None))
+    rendezvous = (environment.master_addr, environment.master_port, environment.store)
+    assert rendezvous == ((None, None, "/run/store") if launcher == "run" else ("node1", 29500, None))
 
 
 def test_all_on_one_machine_where_nobody_says():

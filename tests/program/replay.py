@@ -1,7 +1,7 @@
-"""What every rank's host and GPU do in a step over NCCL, played from real programs without a GPU.
+"""What every rank's host and GPU do in a step over NCCL, simulated from real programs without a GPU.
 
 The calls of a host are those that the executor makes: it runs the program, on channels that only write them down. They
-are played by NCCL's rules:
+are simulated by NCCL's rules:
 
     host      goes from call to call; the first call on a communicator blocks it until the other end's host is at its
               own first call there, unless that communicator has been opened before

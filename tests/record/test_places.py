@@ -21,7 +21,7 @@ from farspan.record.parameters.copying import plan_by_model
 
 
 class Glued(Named):
-    """Glue in places of its own, nested and left by an exception; a write in place; a module inside."""
+    """Ops between modules in places of their own, nested, left by an exception; a write in place; a module inside."""
 
     def __init__(self) -> None:
         super().__init__()

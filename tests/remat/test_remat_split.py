@@ -1,4 +1,4 @@
-"""Weight gradients that are left for later, of activations that are computed again."""
+"""Deferred weight gradients, of activations that are computed again."""
 
 from __future__ import annotations
 

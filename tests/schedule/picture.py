@@ -1,4 +1,4 @@
-"""A schedule as text, played with whole durations: one column for each unit of time."""
+"""A schedule as text, simulated with whole durations: one column for each unit of time."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def two_optimizers(model: Any) -> Any:
 
 @loop
 def written_by_hand(model: Any) -> Any:
-    """Parameters that no optimizer writes, which members must have anew."""
+    """Parameters that no optimizer writes, which members must receive again."""
     for _ in range(2):
         for number in range(3):
             loss_of(model, number).backward()

@@ -1,7 +1,7 @@
 """The shortest of many list schedules within a given memory, made shorter by exchanging neighbours.
 
 Tried are several shares of the memory for forwards whose backward has not come back, each growing with a rank's depth
-(the rest is for weight gradients that are put off), several degrees of patience, forwards before and after backwards.
+(the rest is for deferred weight gradients), several degrees of patience, forwards before and after backwards.
 Some dozen simulations of a step and some hundred exchanges: a few seconds for 8 ranks and 32 micro-batches.
 """
 

@@ -22,7 +22,7 @@ class Costs:
 
     Attributes:
         forward: Time of the forward.
-        backward: Time of the backward, without what is left for later.
+        backward: Time of the backward, without what is deferred.
         weight: Time of the weight gradients as a task of their own; 0 if the backward includes them.
         memory: What the forward keeps.
         weight_memory: How much of that the weight gradients still need.

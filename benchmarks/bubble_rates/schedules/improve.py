@@ -18,7 +18,7 @@ __all__ = ["improve"]
 
 _SLACK = 1e-9
 _FARTHEST = 8
-"""How many places a task is put off at most."""
+"""How many places a task is deferred at most."""
 
 
 def improve(

@@ -26,7 +26,7 @@ _T: Any = torch.Tensor
 
 
 def _getters(*names: str) -> list[Any]:
-    """Of those attributes that this release of torch has."""
+    """Returns those of the attributes that this release of torch has."""
     return [getattr(_T, name).__get__ for name in names if hasattr(getattr(_T, name, None), "__get__")]
 
 

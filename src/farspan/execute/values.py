@@ -172,7 +172,7 @@ class SharedValues:
             if self._progress > wanted:
                 raise RecordError(
                     f"rank {self.side.rank} has gone on since; what it has now is newer than what was asked for.",
-                    why="the ranks' programs did not meet between the reading and a change of parameters.",
+                    why="a parameter changed after the reading, before all ranks' programs had come as far.",
                     hint="read it on every rank, or right after optimizer.step()",
                 )
         if "state" in request:

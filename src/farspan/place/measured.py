@@ -189,18 +189,18 @@ class _FirstSteps:
         device = device_of(engine.teams[own].leader)
         hosts, shares = exchanged(engine, self.profiler.measured(), device)
         links = links_of_hosts(engine, hosts, device)
-        answer: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         if engine.rank == 0:
             try:
                 plan, said = self._plan_from(shares, links)
-                answer = {"plan": plan.to_json(), "said": said}
+                result = {"plan": plan.to_json(), "said": said}
             except PlanError as error:
-                answer = {"error": f"{error.what} {error.why}"}
-        answer = json.loads(engine.agreement.broadcast("the plan", json.dumps(answer).encode(), 0))
-        if "error" in answer:  # and yet it has run
-            _log.warning("the plan stays as it was: %s", answer["error"])
-            return self.begun, f"the plan stays as it was: {answer['error']}"
-        return Plan.from_json(answer["plan"]), answer["said"]
+                result = {"error": f"{error.what} {error.why}"}
+        result = json.loads(engine.agreement.broadcast("the plan", json.dumps(result).encode(), 0))
+        if "error" in result:  # and yet it has run
+            _log.warning("the plan stays as it was: %s", result["error"])
+            return self.begun, f"the plan stays as it was: {result['error']}"
+        return Plan.from_json(result["plan"]), result["said"]
 
     def _plan_from(self, shares: Sequence[RankMeasured], links: Mapping[str, HostLink]) -> tuple[Plan, str]:
         speeds = speeds_of_ranks(shares)

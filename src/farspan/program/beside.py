@@ -4,7 +4,7 @@ step.
     owner     w ----------------------- before the step ----->  member       w, until the parameter changes
     owner     w.grad += g0, += g1, ..   <--- when it is there ---  member    g of each of its micro-batches
 
-A value is awaited by the first task that uses it. A gradient is added in the loop's order, as it arrives.
+The first task that uses a value waits for it. A gradient is added in the loop's order, as it arrives.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ __all__ = ["has_weights", "lower"]
 
 
 class _Numbers:
-    """Numbers of what this rank's part of a step is about, in the order in which it is met.
+    """Numbers of what this rank's part of a step is about, in the order in which it occurs.
 
     Args:
         own: The backward work of this rank.
@@ -78,7 +78,7 @@ class _Builder:
         self.num_users: dict[Value, int] = {}
         """Of values that this rank receives."""
         self.trains: dict[object, bool] = {}
-        """Of the leaves met, whether they have a parameter that is trained."""
+        """Of the leaves found so far, whether they have a parameter that is trained."""
         self.positions = {graph.index: position for position, graph in enumerate(graphs)}
         self.keys: dict[object, int] = {}
         """Numbers of what calls must find as others have left it, or add gradients to: leaves, and names."""
@@ -341,7 +341,7 @@ def _states_of(target: object) -> list[object]:
 
 
 def has_weights(call: Call, trains: dict[object, bool]) -> bool:
-    """Returns whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves that were met."""
+    """Returns whether parameters get a gradient from `call`; `trains` keeps the result for the leaves found so far."""
     if not isinstance(call.target, ModuleTarget):
         assert call.arguments is not None
         return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
@@ -353,7 +353,7 @@ def has_weights(call: Call, trains: dict[object, bool]) -> bool:
 
 
 def _reaches(parts: Iterable[BackwardSegment]) -> dict[int, int]:
-    """See `Program.reaches`."""
+    """Returns the values of `Program.reaches`."""
     reaches: dict[int, int] = {}
     for part in parts:
         last = part.backward.graph.index

@@ -42,7 +42,7 @@ class Channel(NamedTuple):
 
     @property
     def is_between_gpus(self) -> bool:
-        """Whether both ends are GPUs."""
+        """Returns whether both ends are GPUs."""
         return self.source.device.startswith("cuda") and self.target.device.startswith("cuda")
 
 

@@ -35,7 +35,7 @@ class Channels:
 
     @property
     def between_gpus(self) -> frozenset[Channel]:
-        """Those asked for so far that go from one GPU to another."""
+        """Returns the channels asked for so far that go from one GPU to another."""
         return frozenset([channel for channel in self._known.values() if channel.is_between_gpus])
 
     def between(

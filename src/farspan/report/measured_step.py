@@ -78,7 +78,7 @@ class MeasuredStep:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """The schedule, played without links and with equal durations for equal work: the mean of what was measured."""
+        """The schedule, simulated without links; equal work takes equally long: the mean of what was measured."""
         like: dict[tuple[int, TaskKind, int], list[float]] = defaultdict(list)
         for index, span in self.spans.items():
             like[_likeness(self.schedule.tasks[index])].append(span.duration_s)

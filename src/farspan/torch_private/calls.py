@@ -57,7 +57,7 @@ NAMES_A_STRETCH: frozenset[Any] = frozenset(
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks are called around its steps, beside one before and one after those of all optimizers."""
+    """Returns whether hooks are called around its steps, beside one before and one after those of all optimizers."""
     of_all = max(len(_optimizers._global_optimizer_pre_hooks), len(_optimizers._global_optimizer_post_hooks))
     return of_all > 1 or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 

@@ -71,7 +71,7 @@ class Symbols:
 
 
 def hint_of(size: Any) -> int:
-    """What a size is in the call that symbols were made for; nothing is assumed of it."""
+    """Returns what a size is in the call that symbols were made for; nothing is assumed of it."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 

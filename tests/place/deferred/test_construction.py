@@ -272,7 +272,7 @@ def test_old_weight_norm_which_computes_its_weight_with_gradients() -> None:
     with farspan.deferred_init():
         model = seeded()
     plain = seeded()
-    for module in (model, plain):  # nobody has called them, which computes it anew
+    for module in (model, plain):  # nobody has called them, which computes it again
         weight: Any = module.weight
         weight.sum().backward()
     for name in ("weight_g", "weight_v"):

@@ -70,7 +70,7 @@ class Listener:
             shut_down(sock)
 
     def stop(self, deadline_s: float) -> None:
-        """The same, and returns when no thread does anything here any more, or at the deadline."""
+        """Stops, and returns when no thread does anything here any more, or at the deadline."""
         self.shut()
         self._workers.stop(deadline_s)
 

@@ -104,7 +104,7 @@ class Pulls:
             listener.shut()
 
     def close(self) -> None:
-        """The same, and returns when no thread does anything here any more, or after a few seconds."""
+        """Closes, and returns when no thread does anything here any more, or after a few seconds."""
         self.abort()
         if self._listener is not None:
             self._listener.stop(_ENDING_S)

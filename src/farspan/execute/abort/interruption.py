@@ -1,4 +1,4 @@
-"""What one rank knows of the end of the step that it runs: its exception, if it has met one, where it must stop, and
+"""What one rank knows of the end of the step that it runs: its exception, if there is one, where it must stop, and
 what must then be as it was: running statistics, other buffers.
 
 Gradients are too large to be kept twice. Those that a backward behind the exception has added to are lost, and become

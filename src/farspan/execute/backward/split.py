@@ -43,7 +43,7 @@ class Deferred:
     shared: frozenset[Any]
     """Those of them that several nodes use: their gradients are added up in one run of the engine."""
     work: deque[_Later] = field(default_factory=deque)
-    """The weight work, in the order in which B has met it."""
+    """The weight work, in the order in which B has found it."""
 
     def run(self) -> None:
         """Compute the weight gradients, and add them to `.grad`."""

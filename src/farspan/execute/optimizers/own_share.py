@@ -103,7 +103,7 @@ class OwnShares:
         _divide(engine, optimizer)
 
     def needs_hooks_everywhere(self, optimizer: Optimizer) -> bool:
-        """Whether the next step has hooks, and must have some on all ranks: it is in the whole view for them."""
+        """Returns whether the next step has hooks, and must have some on all ranks: they get the whole view."""
         return self._have_same_hooks.get(optimizer, False) and not _is_plain(optimizer)
 
     def take(
@@ -141,7 +141,7 @@ class OwnShares:
     def _is_like(
         known: _Known, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], *, is_as_left: bool
     ) -> bool:
-        """Whether a step would keep nothing but what one in the whole view has kept."""
+        """Returns whether a step would keep nothing but what one in the whole view has kept."""
         engine.masks.resolve()
         if engine.masks.sparse or _parameters_of(optimizer, placed) != known.parameters:
             return False
@@ -196,7 +196,7 @@ def _values_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _settings_of(optimizer: Optimizer) -> list[Any]:
-    """What decides what a step keeps: of a number whether it is zero (a momentum), all else as it is."""
+    """Returns what decides what a step keeps: of a number whether it is zero (a momentum), all else as it is."""
     scaling = [_kind_of(vars(optimizer).get(name)) for name in ("grad_scale", "found_inf")]
     groups = [{name: _kind_of(group[name]) for name in group if name != "params"} for group in optimizer.param_groups]
     return [scaling, groups]
@@ -217,7 +217,7 @@ def _has_tensor(values: Sequence[Any]) -> bool:
 
 
 def _kept_of(optimizer: Optimizer, placed: Sequence[Placed]) -> list[Any]:
-    """By parameter the names of what is kept, and whether there is something: a step makes what is None."""
+    """Returns by parameter the names of what is kept, and whether there is something: a step makes what is None."""
     state = raw_state(optimizer)
     kept = [state.get(item.tensor) or {} for item in placed]
     return [[(name, value is None) for name, value in each.items()] for each in kept]

@@ -96,7 +96,7 @@ def _show(engine: Engine, optimizer: Optimizer) -> None:
 
 @functools.wraps(Optimizer.zero_grad)
 def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """What torch's own does, parameter by parameter: here all together."""
+    """Does what torch's own does, parameter by parameter: here all together."""
     engine = current_engine() if set_to_none else None
     if engine is not None and engine.recorder.is_recording:
         placed = placed_in(optimizer, engine.recorder.placed)

@@ -42,7 +42,7 @@ class StepEnd:
         self._scalars: list[Value] = []
 
     def begin(self) -> None:
-        """The step is about to run: what is told to all at its end is kept until then."""
+        """The step is about to run: what all learn at its end is kept until then."""
         self._scalars = _scalars_of(self.graphs)
         self.exchange = self._new_exchange(f"step {self.step}")
 

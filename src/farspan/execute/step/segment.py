@@ -250,12 +250,12 @@ def run_backward(
         part: What to differentiate.
         gradients: For every incoming edge its gradient.
         parameters: By name.
-        leaves_weights: Whether gradients of parameters may be left for later.
+        leaves_weights: Whether gradients of parameters may be deferred.
         before: Called with the accumulators of the parameters that get their gradient now, if some may not.
 
     Returns:
         The gradient of every outgoing edge, those of one run in the order in which autograd has had them, and what is
-        left for later.
+        deferred.
     """
     segment = part.segment
     roots: list[torch.Tensor] = []

@@ -31,7 +31,7 @@ class Replay:
         self._kept.clear()
 
     def contents(self, memories: Sequence[Memory], number: int) -> dict[Memory, Any]:
-        """What some memory holds before an operation, in storages that nobody else uses, or writes to."""
+        """Returns what some memory holds before an operation, in storages that nobody else uses, or writes to."""
         storages = dict.fromkeys(memories)
         needed = self._needed(memories, number, {key: at for key, (_, at) in self._kept.items()})
         if needed is None:
@@ -96,7 +96,7 @@ def _is_used(memory: Memory) -> bool:
 
 
 def _run(operations: Sequence[Operation], known: Mapping[Memory, Any], wanted: set[Memory]) -> dict[Memory, Any]:
-    """What `wanted` holds after some operations; all else is freed when it is used last."""
+    """Returns what `wanted` holds after some operations; all else is freed when it is used last."""
     storages = dict(known)
     last: dict[Memory, int] = {}
     for operation in operations:

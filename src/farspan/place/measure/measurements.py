@@ -93,7 +93,8 @@ class Measured:
         notes: Of the segments of the one that was profiled, by level and stage.
         samples: Of all.
         num_micro_batches: Those of which a backward has run; they have numbers from 0, and the first was profiled.
-        halved: The one that was profiled for what its backwards leave for the gradients of weights; -1 for none.
+        split_micro_batch: The one that was profiled for what its backwards leave for the gradients of weights; -1 for
+            none.
         gradient_bytes: What the gradient of a value or parameter takes where it arrives, by name.
         is_dry: Whether nothing was computed.
     """

@@ -68,17 +68,17 @@ def _agreed(engine: Engine, model: nn.Module, folder: Path) -> Matched:
     try:
         matched = match(model, stored_at(folder))
         forms = [(name, stored.name, stored.dtype, stored.shape) for name, _, stored in matched.found]
-        answer = b"+" + hashlib.blake2b(repr(forms).encode(), digest_size=16).digest()
+        vote = b"+" + hashlib.blake2b(repr(forms).encode(), digest_size=16).digest()
     except FarspanError as raised:
-        error, answer = raised, b"-" + f"{raised.what}\n{raised.why}".encode()
-    answers = engine.agreement_of_all.gather("pretrained weights", answer)
+        error, vote = raised, b"-" + f"{raised.what}\n{raised.why}".encode()
+    votes = engine.agreement_of_all.gather("pretrained weights", vote)
     if error is not None:
         raise error
-    failed = next((rank for rank, each in enumerate(answers) if each[:1] == b"-"), None)
+    failed = next((rank for rank, each in enumerate(votes) if each[:1] == b"-"), None)
     if failed is not None:
-        what, _, why = answers[failed][1:].decode(errors="replace").partition("\n")
+        what, _, why = votes[failed][1:].decode(errors="replace").partition("\n")
         raise CheckpointError(f"rank {failed}: {what}", why=why, hint="the same files on every host")
-    other = next((rank for rank, each in enumerate(answers) if each != answers[0]), None)
+    other = next((rank for rank, each in enumerate(votes) if each != votes[0]), None)
     if other is not None:
         raise CheckpointError(
             f"ranks 0 and {other} find different models in {folder}.",

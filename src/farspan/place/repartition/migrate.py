@@ -75,14 +75,14 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
 def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool | None:
     """Returns whether nothing uses, on any rank, what is to move; None where only garbage may."""
     if any(item.hooked_at is not None for item in engine.parameters.values()):
-        answer = _NEVER
+        vote = _NEVER
     else:
         is_free = is_free_of_recorded(model) and can_go(model, [move.item for move in found])
-        answer = _FREE if is_free else _USED
-    answers = engine.agreement.gather("may parameters move", answer)
-    if _NEVER in answers:
+        vote = _FREE if is_free else _USED
+    votes = engine.agreement.gather("may parameters move", vote)
+    if _NEVER in votes:
         return False
-    return True if all(each == _FREE for each in answers) else None
+    return True if all(each == _FREE for each in votes) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class GroupsForecast:
 
     @property
     def batches_per_s(self) -> float:
-        """Of all groups together."""
+        """Returns the batches a second of all groups together."""
         return self.num_groups / self.step_s
 
 

@@ -126,12 +126,12 @@ def seconds_of_work(work: Sequence[tuple[float, float, float]], device_type: str
 
 
 def nominal_speeds(device_type: str) -> Speeds:
-    """What devices of a type ("cpu", "cuda") are taken to reach where nothing is measured."""
+    """Returns what devices of a type ("cpu", "cuda") are taken to reach where nothing is measured."""
     return _NOMINAL.get(device_type, _NOMINAL[""])
 
 
 def _numbers(most: int) -> list[int]:
-    """Those that are compared.
+    """Returns the numbers of lanes that are compared.
 
     >>> _numbers(20)
     [1, 2, 3, 4, 6, 8, 12, 16]

@@ -199,7 +199,7 @@ def size_of(file: int) -> int:
 
 
 def names_in(path: str) -> list[str]:
-    """What is in a folder, sorted; nothing if it is not there."""
+    """Returns what is in a folder, sorted; nothing if it is not there."""
     try:
         return sorted(posix.listdir(path))
     except FileNotFoundError:

@@ -148,12 +148,12 @@ def discard(path: str) -> None:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a folder is a checkpoint, rather than one of checkpoints."""
+    """Returns whether a folder is a checkpoint, rather than one of checkpoints."""
     return disk.exists(f"{path}/{MANIFEST}")
 
 
 def has_name_of_one(path: str) -> bool:
-    """Whether a folder is called as a committed checkpoint is."""
+    """Returns whether a folder is called as a committed checkpoint is."""
     return _COMMITTED.fullmatch(path.rpartition("/")[2]) is not None
 
 
@@ -193,7 +193,7 @@ def newest(root: str) -> str | None:
 
 
 def _pointed_to(root: str) -> str | None:
-    """What `latest` names, if that is there."""
+    """Returns what `latest` names, if that is there."""
     try:
         name, _, save_id = disk.read_small(f"{root}/{_POINTER}").decode().strip().partition(" ")
     except (OSError, UnicodeDecodeError):
@@ -219,7 +219,7 @@ def _head_of(path: str) -> tuple[str, int] | None:
 
 
 def _committed(root: str) -> list[tuple[int, int, str]]:
-    """Of all checkpoints: the step, which one of this step, the name."""
+    """Returns of all checkpoints the step, which one of this step, the name."""
     found: Iterable[tuple[str, re.Match[str] | None]] = ((name, _COMMITTED.fullmatch(name)) for name in _names(root))
     return sorted([(int(match[1]), int(match[2] or 1), name) for name, match in found if match])
 

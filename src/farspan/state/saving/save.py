@@ -269,7 +269,7 @@ def _differ(engine: Engine, entries: Sequence[str], first: int, rank: int) -> Ch
 
 
 def _own_part(engine: Engine, found: Collected, draft: Draft) -> tuple[Job, dict[str, dict[str, Any]]]:
-    """What this rank writes, and what it keeps for others to compare: each tensor is written by one rank of all."""
+    """Returns what this rank writes, and what it keeps for others to compare: one rank of all writes each tensor."""
     rank, groups = engine.agreement_of_all.side.rank, engine.groups
     tensors: dict[str, torch.Tensor] = {}
     compared: dict[str, torch.Tensor] = {}
@@ -294,7 +294,7 @@ def _own_part(engine: Engine, found: Collected, draft: Draft) -> tuple[Job, dict
 
 
 def _of_group(engine: Engine) -> dict[str, Any]:
-    """What is the program's own in each group of ranks."""
+    """Returns what is the program's own in each group of ranks."""
     return {
         "number": engine.groups.number,
         "generators": generators_to_json(engine.recorder.draws.generator),

@@ -208,7 +208,7 @@ class Saver:
             return {"error": [f"rank {self.side.rank} could not write.", f"{type(error).__name__}: {error}", ""]}
 
     def _decide(self, task: Task) -> dict[str, Any]:
-        """What has become of the save, for all ranks; on rank 0."""
+        """Returns what has become of the save, for all ranks; on rank 0."""
         try:
             return self._committed(task)
         finally:

@@ -81,7 +81,7 @@ def size_of(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def fits(arena: Arena, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether there is memory for a copy, and some for the program besides."""
+    """Returns whether there is memory for a copy, and some for the program besides."""
     missing = size_of(tensors) - arena.size_bytes
     return missing <= 0 or psutil.virtual_memory().available > _SPARE * missing
 

@@ -59,7 +59,7 @@ class Job:
     compared: Mapping[str, torch.Tensor]
 
     def of(self, found: Mapping[str, torch.Tensor]) -> Job:
-        """The same, of other tensors in the place of its own, by name."""
+        """Returns the same, of other tensors in the place of its own, by name."""
         tensors = {name: found[name] for name in self.tensors}
         compared = {name: found[name] for name in self.compared}
         return Job(path=self.path, about=self.about, tensors=tensors, compared=compared)
@@ -181,7 +181,7 @@ def _run_in_child(job: Job, writing: int, parent: int) -> None:
 
 
 def _read_all(pipe: int, child: int, path: str, deadline_s: float, on_progress: Callable[[], object]) -> bytes:
-    """What the child says: blanks while it goes on, at last what it has found."""
+    """Returns what the child says: blanks while it goes on, at last what it has found."""
     found = bytearray()
     try:
         waiting = select.poll()  # `select` takes no more than 1024 open files

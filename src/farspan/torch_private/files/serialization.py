@@ -15,7 +15,7 @@ _Around = Callable[[Any], contextlib.AbstractContextManager[object]]
 
 
 def address_of_storage(storage: Any) -> int:
-    """By which memory is known, whatever object stands for it."""
+    """Returns the address by which memory is known, whatever object stands for it."""
     return storage._cdata
 
 

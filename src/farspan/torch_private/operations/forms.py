@@ -43,7 +43,7 @@ class Form:
         returns_list: Whether what it returns is a list of any length.
         is_random: Whether it draws random numbers.
         takes_generator: Whether it can be given a generator.
-        takes_device: Whether it can be told where its result is to lie.
+        takes_device: Whether its caller can say where its result is to lie.
         needs_data: Whether what it returns, or its shape, depends on data.
         writes_more: Whether it writes into arguments of which its schema does not say so, or also returns what is new.
         is_known_by_form: Whether its kernel for meta tensors tells the strides of its results on any device; of others
@@ -114,7 +114,7 @@ def form_of(operation: Any) -> Form:
 
 
 def has_own_dispatch(kind: type) -> bool:
-    """Whether tensors of class `kind` do for themselves what operations on them are."""
+    """Returns whether tensors of class `kind` do for themselves what operations on them are."""
     return getattr(kind, "__torch_dispatch__", _PLAIN) is not _PLAIN
 
 
