@@ -135,11 +135,8 @@ def bound_of(
     total = sum(whole.values())
     if not total or not math.isfinite(total):
         return Bound(seconds=0.0)
-    units: dict[str | int, list[float]] = {}
-    for number, node in enumerate(graph.nodes):
-        sums = units.setdefault(number if node.together is None else node.together, [0.0] * len(classes))
-        sums[:] = map(sum, zip(sums, (each.whole_s for each in work[node.name]), strict=True))
-    longest = max(map(min, units.values()))
+    units = _seconds_of_units(graph, work)
+    longest = max(map(min, units))
     forwards = [edge for edge in graph.edges if not edge.is_parameter]
     backwards = [edge for edge in forwards if edge.has_gradient]
     ends = _ends(forwards, whole)
@@ -165,37 +162,93 @@ def bound_of(
         num_micro_batches * longest,
         path,
     )
-    counts = [min(each.num_devices, most) for each in classes]
     reach = later = None
     if is_chain:
         # What takes next to no time may lie beside the chain.
         order = sorted((name for name in whole if whole[name] > 2 * (1 - _SAME) * total), key=lambda name: ends[name])
-        rows = [work[name] for name in order]
-        forth_s = [_border_s(order, forwards, cluster, each) for each in classes]
-        back_s = [_border_s(order, backwards, cluster, each, is_back=True) for each in classes]
-        devices = Devices(counts)
-        num_stages = len(classes) * (len(order) + 1) ** 2
-        if devices.num_states <= MAX_STATES:
-            least = (_least_of_all(forth_s), _least_of_all(back_s))
-            limits = [each.memory_bytes for each in classes]
-            reach = Reach(rows, devices, limits, most, num_micro_batches, least, returns=returns)
+        chain = _Chain(
+            classes=classes,
+            order=order,
+            rows=[work[name] for name in order],
+            forth_s=[_border_s(order, forwards, cluster, each) for each in classes],
+            back_s=[_border_s(order, backwards, cluster, each, is_back=True) for each in classes],
+            devices=Devices([min(each.num_devices, most) for each in classes]),
+            most=most,
+            num_micro_batches=num_micro_batches,
+            returns=returns,
+        )
+        if chain.devices.num_states <= MAX_STATES:
+            reach = chain.reach()
             least_s = least_step(reach.may_take, least_s)
-        if devices.num_states <= MAX_STATES and num_stages <= _MOST_STAGES:
-            users = {edge.target for edge in graph.edges if edge.is_parameter and edge.has_gradient}
-            has_weights = {node.name: node.parameter_bytes > 0 or node.name in users for node in graph.nodes}
-            # A node that is no part of the chain may be in any stage, and so may its parameters.
-            if any(has_weights[name] for name in set(has_weights).difference(order)):
-                has_weights = dict.fromkeys(has_weights, True)
-            stages = [
-                _stages([row[number] for row in rows], [has_weights[name] for name in order], each)
-                for number, each in enumerate(classes)
-            ]
-            cuts = Cuts(stages, devices, most, num_micro_batches, np.array(forth_s), np.array(back_s), returns=returns)
-            if devices.num_states * num_stages <= _WORK_AT_ONCE:
+        if chain.devices.num_states <= MAX_STATES and chain.num_stages <= _MOST_STAGES:
+            cuts = chain.cuts(graph)
+            if chain.devices.num_states * chain.num_stages <= _WORK_AT_ONCE:
                 least_s = least_step(cuts.may_take, least_s)
             else:
                 later = cuts
     return Bound(seconds=_SAME * least_s, reach=reach, names=tuple(each.name for each in classes), cuts=later)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chain:
+    """The nodes of a graph whose data flow only forwards, in order, and where they may run.
+
+    Attributes:
+        classes: Of devices.
+        order: Names of the nodes.
+        rows: Of each node, its work on each class.
+        forth_s: Of each class, the seconds that what passes each border takes from it on.
+        back_s: The same of gradients, on their way back.
+        devices: How many of each class.
+        most: The most stages.
+        num_micro_batches: Of a step.
+        returns: Whether gradients come back through the whole chain.
+    """
+
+    classes: Sequence[DeviceClass]
+    order: Sequence[str]
+    rows: Sequence[Sequence[Work]]
+    forth_s: Sequence[Sequence[float]]
+    back_s: Sequence[Sequence[float]]
+    devices: Devices
+    most: int
+    num_micro_batches: int
+    returns: bool
+
+    @property
+    def num_stages(self) -> int:
+        """Returns how many stages there could be: a class, two places."""
+        return len(self.classes) * (len(self.order) + 1) ** 2
+
+    def reach(self) -> Reach:
+        """Returns how far along the chain devices get, each with what it takes at least."""
+        least = (_least_of_all(self.forth_s), _least_of_all(self.back_s))
+        limits = [each.memory_bytes for each in self.classes]
+        return Reach(self.rows, self.devices, limits, self.most, self.num_micro_batches, least, returns=self.returns)
+
+    def cuts(self, graph: CostedGraph) -> Cuts:
+        """Returns all cuts of the chain, which is of `graph`, into stages."""
+        users = {edge.target for edge in graph.edges if edge.is_parameter and edge.has_gradient}
+        has_weights = {node.name: node.parameter_bytes > 0 or node.name in users for node in graph.nodes}
+        # A node that is no part of the chain may be in any stage, and so may its parameters.
+        if any(has_weights[name] for name in set(has_weights).difference(self.order)):
+            has_weights = dict.fromkeys(has_weights, True)
+        stages = [
+            _stages([row[number] for row in self.rows], [has_weights[name] for name in self.order], each)
+            for number, each in enumerate(self.classes)
+        ]
+        forth_s, back_s = np.array(self.forth_s), np.array(self.back_s)
+        return Cuts(stages, self.devices, self.most, self.num_micro_batches, forth_s, back_s, returns=self.returns)
+
+
+def _seconds_of_units(graph: CostedGraph, work: Mapping[str, Sequence[Work]]) -> list[list[float]]:
+    """Returns of each unit, the nodes that must stay together, the seconds of all its work on each class of devices."""
+    units: dict[str | int, list[float]] = {}
+    for number, node in enumerate(graph.nodes):
+        key = number if node.together is None else node.together
+        seconds = [each.whole_s for each in work[node.name]]
+        units[key] = [a + b for a, b in zip(units[key], seconds, strict=True)] if key in units else seconds
+    return list(units.values())
 
 
 def _work(node: CostedNode, kind: DeviceClass) -> Work:
