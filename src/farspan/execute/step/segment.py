@@ -257,24 +257,7 @@ def run_backward(
         The gradient of every outgoing edge, those of one run in the order in which autograd has had them, and what is
         deferred.
     """
-    segment = part.segment
-    roots: list[torch.Tensor] = []
-    seeds: list[torch.Tensor | None] = []
-    for edge in part.incoming:
-        key = edge.key
-        if isinstance(key, str):
-            leaf = None
-            if segment is not None:
-                leaf = next((_entry(part, value) for value in segment.leaves if value.name == key), None)
-            roots.append(tensor_of(parameters, key) if leaf is None else leaf)
-        else:
-            roots.append(key.data if key.segment is segment else _entry(part, key))
-        seeds.append(gradients[edge])
-    stops = () if part.backward.stops is None else part.backward.stops.calls
-    for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
-        if root.segment is segment and root.call not in stops:  # hooks are given the seed first
-            roots.append(root.data)
-            seeds.append(seed)
+    roots, seeds = _roots_of(part, gradients, parameters)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
     leaves = list({id(source): source for source, is_native in sources if not is_native}.values())
     split = None
@@ -310,6 +293,49 @@ def run_backward(
             error.add_note(f"farspan: raised in the {part.describe()}")
             _put_back(aside)
             raise
+    outgoing = _outgoing(part, sources, caught)
+    shared = {edge.key for edge in part.outgoing}
+    if part.backward.requested is not None:
+        returned = {name: raw_grad(source) for name, source in requested.items() if name not in shared}
+        part.backward.requested.found.update(returned)
+        for value, tensor in values.items():
+            part.backward.requested.found[value] = raw_grad(tensor)
+            set_raw_grad(tensor, None)
+    _put_back(aside)
+    if not part.backward.retain_graph:
+        _release(part)
+    return outgoing, deferred
+
+
+def _roots_of(
+    part: BackwardSegment, gradients: Mapping[Edge, torch.Tensor], parameters: Mapping[str, Placed]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Returns the tensors at which the backward begins here, and the gradient of each."""
+    segment = part.segment
+    roots: list[torch.Tensor] = []
+    seeds: list[torch.Tensor | None] = []
+    for edge in part.incoming:
+        key = edge.key
+        if isinstance(key, str):
+            leaf = None
+            if segment is not None:
+                leaf = next((_entry(part, value) for value in segment.leaves if value.name == key), None)
+            roots.append(tensor_of(parameters, key) if leaf is None else leaf)
+        else:
+            roots.append(key.data if key.segment is segment else _entry(part, key))
+        seeds.append(gradients[edge])
+    stops = () if part.backward.stops is None else part.backward.stops.calls
+    for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
+        if root.segment is segment and root.call not in stops:  # hooks are given the seed first
+            roots.append(root.data)
+            seeds.append(seed)
+    return roots, seeds
+
+
+def _outgoing(
+    part: BackwardSegment, sources: Sequence[tuple[torch.Tensor, bool]], caught: Mapping[int, Any]
+) -> dict[Edge, torch.Tensor]:
+    """Returns the gradient of every outgoing edge, in the order in which autograd has had them, by its source's id."""
     outgoing: dict[Edge, torch.Tensor] = {}
     number = {leaf_id: number for number, leaf_id in enumerate(caught)}
     found = sorted(zip(part.outgoing, sources, strict=True), key=lambda item: number.get(id(item[1][0]), -1))
@@ -322,17 +348,7 @@ def run_backward(
                 hint="let the function return zeros, or place its module together with the one before it",
             )
         outgoing[edge] = gradient
-    shared = {edge.key for edge in part.outgoing}
-    if part.backward.requested is not None:
-        returned = {name: raw_grad(source) for name, source in requested.items() if name not in shared}
-        part.backward.requested.found.update(returned)
-        for value, tensor in values.items():
-            part.backward.requested.found[value] = raw_grad(tensor)
-            set_raw_grad(tensor, None)
-    _put_back(aside)
-    if not part.backward.retain_graph:
-        _release(part)
-    return outgoing, deferred
+    return outgoing
 
 
 def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
