@@ -260,16 +260,14 @@ def run_backward(
     roots, seeds = _roots_of(part, gradients, parameters)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
     leaves = list({id(source): source for source, is_native in sources if not is_native}.values())
+    own = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
     split = None
     if leaves_weights:
-        whole = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
-        split = split_backward(roots, leaves, whole)
+        split = split_backward(roots, leaves, own)
         before(split.now)
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
     requested = {name: parameters[name].tensor for name in part.accumulates_into} if part.backward.requested else {}
-    natives = {
-        id(item): item for item in [*(source for source, is_native in sources if is_native), *requested.values()]
-    }
+    natives = {id(item): item for item in [*own, *requested.values()]}
     values = {value: value.data for value in part.requested}
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
@@ -317,9 +315,8 @@ def _roots_of(
     for edge in part.incoming:
         key = edge.key
         if isinstance(key, str):
-            leaf = None
-            if segment is not None:
-                leaf = next((_entry(part, value) for value in segment.leaves if value.name == key), None)
+            held = () if segment is None else segment.leaves
+            leaf = next((_entry(part, value) for value in held if value.name == key), None)
             roots.append(tensor_of(parameters, key) if leaf is None else leaf)
         else:
             roots.append(key.data if key.segment is segment else _entry(part, key))
