@@ -82,6 +82,7 @@ def steps(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("step")]
 
 
+@pytest.mark.slow
 def test_ranks_of_two_unequal_hosts_train_as_those_of_one(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, TRAINS, "3", options=("--hosts", f"localhost:1,{ADDRESSES[1]}:2"))
     code, output = run.end()
