@@ -37,8 +37,8 @@ def train(num_steps, *, name, distribute=farspan.distribute):
 """
 
 
-def session(program: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "2"}
+def session(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "2"} | variables
     environment.pop("FARSPAN_RECORD", None)
     command = [sys.executable, "-c", TRAINS + program]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
@@ -92,6 +92,28 @@ def test_a_cell_of_a_notebook_runs_in_several_ranks(capsys: pytest.CaptureFixtur
         found["cell", "farspan"]("4", "")
 
 
-def test_no_processes_are_refused() -> None:
-    with pytest.raises(LaunchError, match="cannot start 0 processes"):
-        farspan.launch(print, processes=0)
+@pytest.mark.parametrize("number", [0, -1, True, "2", 2.0, 10**9])
+def test_what_is_no_number_of_processes_is_refused(number) -> None:
+    with pytest.raises(LaunchError, match="cannot start"):
+        farspan.launch(print, processes=number)
+
+
+def test_a_rank_starts_no_ranks_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LaunchError, match="failed: exit code 1"):
+        farspan.launch(lambda: farspan.launch(print, processes=2), processes=2)
+    assert "this process is rank 0 of 2 itself." in capsys.readouterr().err
+
+
+def test_a_fork_ends_as_a_program_does_and_never_as_its_session() -> None:
+    done = session(
+        "import threading\n"
+        "def late(): threading.Timer(0.3, print, ['late, caf\\u00e9']).start()\n"
+        "def closed(): sys.stdout.close()\n"
+        "for end in (late, closed, lambda: sys.exit('a last word'), lambda: sys.exit(2**40 + 7)):\n"
+        "    try: farspan.launch(end, processes=1)\n"
+        "    except farspan.errors.LaunchError as error: print(error.what)\n"
+        "print('over')\n",
+        PYTHONIOENCODING="ascii",
+    )
+    codes = [f"rank 0 of 1 failed: exit code {code}." for code in (1, 7)]
+    assert done.stdout.splitlines() == ["late, caf\\xe9", *codes, "over"] and "a last word\n" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import signal
@@ -105,43 +106,56 @@ class ForkedRank:
             reader.join(2.0)
 
     def _copy(self, exit_fd: int, stream: TextIO) -> None:
-        decoder = io.TextIOWrapper(io.FileIO(exit_fd), encoding="utf-8", errors="replace", newline="")
-        with decoder:
-            while text := decoder.readline():
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        with open(exit_fd, "rb", buffering=0) as pipe:
+            while data := pipe.read(1 << 16):  # what is there, be it half a line: a bar, or dots
                 if stream is sys.stderr:
-                    self._tail += text.encode()
+                    self._tail += data
                     del self._tail[:-TAIL_BYTES]
-                stream.write(text)
+                text = decoder.decode(data)
+                stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
                 stream.flush()
 
 
 def _run(function: Callable[[], Any], variables: Mapping[str, str], outputs: list[int]) -> NoReturn:
-    """The life of the fork: it never returns to what this process was about."""
+    """The life of the fork: it never returns to what this process was about, whatever is raised."""
     code = _CODE_OF_EXCEPTION
     try:
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for target, file in enumerate([nothing, *outputs]):
-            os.dup2(file, target)
-        os.environ.clear()
-        os.environ.update(variables)
-        _be_rank()
         try:
-            function()
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException as error:
-            sys.last_value = error  # what ends an ordinary program is found there, too
+            os.setsid()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for target, file in enumerate([nothing, *outputs]):
+                os.dup2(file, target)
+            os.environ.clear()
+            os.environ.update(variables)
+            _be_rank()
+            code = _call(function)
+            threading._shutdown()  # pyright: ignore  # as a program's end waits for its threads, and no public name does
+            end_process()
+            for stream in (sys.stdout, sys.stderr):
+                if not stream.closed:
+                    stream.flush()
+        except BaseException:
+            code = code or _CODE_OF_EXCEPTION
             traceback.print_exc()
-        end_process()
-    except BaseException:
-        traceback.print_exc()
-        code = code or _CODE_OF_EXCEPTION
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        os._exit(code & 0xFF)
+
+
+def _call(function: Callable[[], Any]) -> int:
+    """Returns the exit code of a program that is this function."""
+    try:
+        function()
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)  # as Python does
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        sys.last_value = error  # what ends an ordinary program is found there, too
+        traceback.print_exc()
+        return _CODE_OF_EXCEPTION
+    return 0
 
 
 def _be_rank() -> None:

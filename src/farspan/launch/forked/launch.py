@@ -14,9 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from farspan.errors import LaunchError
+from farspan.errors import LaunchError, quoted
+from farspan.settings import PREFIX
 
 __all__ = ["launch"]
+
+_MOST_PROCESSES = 4096
 
 
 def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: Any) -> None:
@@ -75,15 +78,22 @@ def _write(text: str) -> None:
 
 
 def _check(processes: int) -> None:
-    if processes < 1:
+    if type(processes) is not int or not 1 <= processes <= _MOST_PROCESSES:
         raise LaunchError(
-            f"cannot start {processes} processes.",
-            why="the number of processes is at least 1.",
+            f"cannot start {quoted(processes) if type(processes) is not int else processes} processes.",
+            why=f"the number of processes is a whole number from 1 to {_MOST_PROCESSES}.",
             hint="farspan.launch(train, processes=4)",
         )
     if not hasattr(os, "fork"):
         raise LaunchError(
             "this system cannot fork a process.", why=sys.platform, hint="farspan run -n 4 train.py, with a script"
+        )
+    number, total = (os.environ.get(f"{PREFIX}{name}", "1") for name in ("RANK", "WORLD_SIZE"))
+    if total != "1":
+        raise LaunchError(
+            f"this process is rank {number} of {total} itself.",
+            why="each rank would start ranks of its own, which know nothing of the others.",
+            hint="call the function; or start the script with python, and not in several processes",
         )
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
