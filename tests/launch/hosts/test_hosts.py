@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import queue
 import socket
+import subprocess
 
 import pytest
 
 from farspan.errors import LaunchError
 from farspan.launch.environment import read_environment
-from farspan.launch.hosts.connection import Connection, LostError
+from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host, is_this_machine, read_hosts
 from farspan.launch.hosts.joining import read_address
+from farspan.launch.hosts.joining.proof import prove
+from farspan.launch.hosts.remote import RemoteHost
+from farspan.launch.hosts.ssh import connect_by_ssh
 
 
 def test_a_list_of_hosts() -> None:
     names = [(host.name, host.num_processes) for host in read_hosts("a:2,me@b.example,[fd00::1]:3,10.0.0.1:4")]
     assert names == [("a", 2), ("me@b.example", 1), ("[fd00::1]", 3), ("10.0.0.1", 4)]
+
+
+def test_a_list_that_is_too_long_for_the_name_of_a_file() -> None:
+    assert len(read_hosts(",".join(f"node{i}.cluster.example:8" for i in range(200)))) == 200
 
 
 def test_a_file_of_hosts(tmp_path) -> None:
@@ -80,3 +91,65 @@ def test_who_says_what_is_no_message_or_nothing_is_given_up() -> None:
         with pytest.raises(LostError, match=why):
             connection.receive()
         connection.close()
+
+
+def test_ssh_gets_an_address_of_ipv6_without_brackets(monkeypatch) -> None:
+    commands = []
+
+    def start(command: list[str], **_: object) -> None:
+        commands.append(command)
+        raise OSError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(LaunchError, match="cannot be reached"):
+        connect_by_ssh(Host(name="me@[fd00::1]"), "ssh")
+    assert commands[0][-2] == "me@fd00::1"
+
+
+class Far:
+    """What the launcher says to a host, and hears from it, by pipes."""
+
+    def __init__(self, *, knows_secret: bool = False) -> None:
+        self.hears, to_host = os.pipe()
+        from_host, self.says = os.pipe()
+        connection = Connection(from_host, to_host, silence_s=5.0, hang_up=lambda: None)
+        self.remote = RemoteHost(Host(name="far"), connection, knows_secret=knows_secret)
+
+    def say(self, message: Message) -> None:
+        os.write(self.says, json.dumps(message).encode() + b"\n")
+
+
+def test_a_host_is_lost_where_its_output_cannot_be_written(tmp_path, monkeypatch) -> None:
+    far = Far()
+    rank = far.remote.start(1, "", tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rank, "write", fail)
+    far.say({"is": "output", "number": 1, "stream": 1, "data": ""})
+    assert rank.wait() == 255 and "cannot be written here (No space left on device)" in rank.lost
+    rank.close()
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_secret_that_a_host_knows_is_not_sent(knows: bool) -> None:
+    far = Far(knows_secret=knows)
+    far.say({"is": "begun", "port": 1})
+    variables = {"FARSPAN_SECRET": "said by nobody", "FARSPAN_RANK": "0"}
+    assert far.remote.begin(queue.SimpleQueue(), variables, first=0, num_ranks=1, files=None) == 1
+    sent = os.read(far.hears, 1 << 16)
+    assert b"FARSPAN_RANK" in sent and (b"said by nobody" in sent) is not knows
+    far.remote.close()
+
+
+def test_who_is_not_let_in_is_hung_up_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname(), timeout=5.0)
+        here, _ = listener.accept()
+    with here, there:
+        there.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(LostError, match="which is no message"):
+            prove(here, "launcher", silence_s=5.0)
+        there.recv(1 << 16)
+        assert there.recv(1) == b""  # and nobody sends signs of life to what has its number next

@@ -131,7 +131,8 @@ def _run(function: Callable[[], Any], variables: Mapping[str, str], outputs: lis
             os.environ.update(variables)
             _be_rank()
             code = _call(function)
-            threading._shutdown()  # pyright: ignore  # as a program's end waits for its threads, and no public name does
+            # As a program's end waits for its threads, which no public name does.
+            threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             end_process()
             for stream in (sys.stdout, sys.stderr):
                 if not stream.closed:

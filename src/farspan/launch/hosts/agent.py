@@ -1,6 +1,6 @@
 """What the launcher has on another host: it starts the ranks there, and passes on what they write and how they end.
 
-Runs as `python -m farspan.launch.hosts.agent`, started by ssh, with the connection as its standard input and output.
+Its `main` is started by ssh, with the connection as its standard input and output.
 When the connection is lost it ends its ranks, and itself.
 
     from the launcher   {"do": "check", "argv": [...], "folder": ...}    {"do": "begin", "first": 2, "num_here": 4}
@@ -19,7 +19,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -76,13 +75,15 @@ class Agent:
         try:
             while True:
                 message = self._connection.receive()
-                if message["do"] == "over":
-                    self.code = int(message["code"])
-                    return str(message["text"])
                 try:
+                    if message["do"] == "over":
+                        self.code = int(message["code"])
+                        return str(message["text"])
                     actions[str(message["do"])](message)
                 except (FarspanError, OSError) as error:
                     self._refuse(message, error)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise LostError(f"it said what is no message ({error!r})") from None
         except LostError as error:
             return str(error)
         finally:
@@ -216,7 +217,3 @@ def main() -> int:
     os.dup2(2, 1)
     Agent(Connection(read_fd, write_fd, silence_s=_SILENCE_S, hang_up=lambda: None)).run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ def read_hosts(text: str) -> list[Host]:
     >>> [(host.name, host.num_processes) for host in read_hosts("a:2,b")]
     [('a', 2), ('b', 1)]
     """
-    if Path(text).is_file():
-        lines = [line.partition("#")[0].split() for line in Path(text).read_text(errors="replace").splitlines()]
+    if os.path.isfile(text):  # which a list that is too long for a name is not
+        lines = [line.partition("#")[0].split() for line in _read(text).splitlines()]
         hosts = [_read_line(words, text) for words in lines if words]
     else:
         hosts = [_read_item(item) for item in text.split(",") if item.strip()]
@@ -86,6 +87,13 @@ def is_this_machine(name: str) -> bool:
         return ipaddress.ip_address(bare).is_loopback
     except ValueError:
         return False
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(errors="replace")
+    except OSError as error:
+        raise LaunchError(f"--hosts {file} cannot be read.", why=f"{error.strerror}.", hint=_EXAMPLE) from None
 
 
 def _read_item(item: str) -> Host:

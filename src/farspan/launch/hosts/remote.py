@@ -96,11 +96,15 @@ class RemoteHost:
         host: Which.
         connection: With it.
         own_address: Of this machine, as that host sees it; "" if that is not known.
+        knows_secret: Whether it knows FARSPAN_SECRET by itself: then it is not sent.
     """
 
-    def __init__(self, host: Host, connection: Connection, *, own_address: str = "") -> None:
+    def __init__(
+        self, host: Host, connection: Connection, *, own_address: str = "", knows_secret: bool = False
+    ) -> None:
         self.host = host
         self.own_address = own_address
+        self._knows_secret = knows_secret
         self.is_lost = False
         self._connection = connection
         self._ranks: dict[int, RemoteRank] = {}
@@ -134,6 +138,8 @@ class RemoteHost:
         """Lets it get ready for ranks; returns a free port there."""
         self._events, self._variables = events, variables
         given = {name: text for name, text in variables.items() if name.startswith(("FARSPAN_", "PYTHONHASHSEED"))}
+        if self._knows_secret:
+            given.pop("FARSPAN_SECRET", None)
         if self.host.devices:
             given["CUDA_VISIBLE_DEVICES"] = self.host.devices
         message = {"do": "begin", "variables": given, "first": first, "num_here": num_ranks, "files": files}
@@ -182,6 +188,8 @@ class RemoteHost:
                     self._take(message)
                 except (KeyError, TypeError, ValueError):
                     raise LostError("it said what is no message") from None
+                except OSError as error:  # else nobody would hear of the ends of its ranks any more
+                    raise LostError(f"what a rank there wrote cannot be written here ({error.strerror})") from None
         except LostError as error:
             self.is_lost = True
             for rank in list(self._ranks.values()):

@@ -35,7 +35,8 @@ def connect_by_ssh(host: Host, ssh: str) -> tuple[Connection, Callable[[], str]]
     """
     words = shlex.split(ssh) or ["ssh"]
     options = [word for each in _SETTINGS for word in ("-o", each)] if os.path.basename(words[0]) == "ssh" else []
-    command = [*words, *options, host.name, _line_for(host)]
+    destination = host.name.replace("[", "").replace("]", "")  # ssh takes an address of IPv6 as it is
+    command = [*words, *options, destination, _line_for(host)]
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -68,7 +69,8 @@ def _line_for(host: Host) -> str:
     known = os.environ.get("PYTHONPATH", "")
     path = f"PYTHONPATH={shlex.quote(known)} " if known else ""
     python = shlex.quote(host.python or sys.executable)
-    return f"exec env {path}{python} -u -m farspan.launch.hosts.agent"
+    program = shlex.quote("import sys; from farspan.launch.hosts.agent import main; sys.exit(main())")
+    return f"exec env {path}{python} -u -c {program}"
 
 
 def _show(process: subprocess.Popen[bytes], name: str, said: deque[str]) -> None:

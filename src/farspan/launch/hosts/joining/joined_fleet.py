@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from farspan import settings
-from farspan.errors import FarspanError, LaunchError
+from farspan.errors import FarspanError, LaunchError, quoted
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.fleet import Fleet
@@ -21,6 +21,7 @@ from farspan.launch.terminal import say
 __all__ = ["JoinedFleet"]
 
 _SILENCE_S = 10.0
+_MOST_PROCESSES = 4096
 _LAST_CALL_S = 10.0
 """How long enough hosts wait for further ones, after the last one has come."""
 
@@ -116,16 +117,23 @@ class JoinedFleet(Fleet):
     def _let_in(self, link: socket.socket, address: str, number: int) -> None:
         try:
             connection = prove(link, "launcher", silence_s=_SILENCE_S)
-            hello = connection.receive()
-            count, order = int(hello["num_processes"]), hello["node_rank"]
-            host = Host(name=f"{hello['name']}({address})-{number}", num_processes=count)
-        except (LostError, OSError, KeyError, TypeError, ValueError) as error:
+        except (LostError, OSError) as error:
             say(f"farspan run: who came from {address} is not let in: {error}")
-            link.close()
             return
-        remote = RemoteHost(host, connection, own_address=link.getsockname()[0])
+        try:
+            hello = connection.receive()
+            count, order = hello["num_processes"], hello["node_rank"]
+            if type(count) is not int or not 1 <= count <= _MOST_PROCESSES or type(order) not in (int, type(None)):
+                raise LostError(f"it says {quoted(hello)}")
+            host = Host(name=f"{hello['name']}({address})-{number}", num_processes=count)
+        except (LostError, KeyError) as error:
+            say(f"farspan run: who came from {address} is not let in: {error}")
+            connection.close()  # not the socket: its number could be another file's while the connection still sends
+            return
+        own_address, knows_secret = link.getsockname()[0], bool(settings.text("SECRET"))
+        remote = RemoteHost(host, connection, own_address=own_address, knows_secret=knows_secret)
         say(f"farspan run: {host.name} has come, with {count} processes")
-        self._arrivals.put((number if order is None else int(order), remote))
+        self._arrivals.put((number if order is None else order, remote))
 
 
 def _listen(port: int) -> socket.socket:

@@ -30,15 +30,18 @@ def prove(link: socket.socket, role: str, *, silence_s: float) -> Connection:
     secret = os.environ.get("FARSPAN_SECRET", "").encode()
     other = "agent" if role == "launcher" else "launcher"
     mine = secrets.token_hex(16)
-    connection.send({"nonce": mine})
-    theirs = str(connection.receive().get("nonce", ""))
-    connection.send({"proof": _proof(secret, role, mine, theirs)})
-    proof = str(connection.receive().get("proof", ""))
-    if not hmac.compare_digest(proof.encode(), _proof(secret, other, theirs, mine).encode()):
+    try:
+        connection.send({"nonce": mine})
+        theirs = str(connection.receive().get("nonce", ""))
+        connection.send({"proof": _proof(secret, role, mine, theirs)})
+        proof = str(connection.receive().get("proof", ""))
+        if not hmac.compare_digest(proof.encode(errors="replace"), _proof(secret, other, theirs, mine).encode()):
+            raise LostError("it does not know FARSPAN_SECRET")
+    except LostError:
         connection.close()
-        raise LostError("it does not know FARSPAN_SECRET")
+        raise
     return connection
 
 
 def _proof(secret: bytes, role: str, own: str, other: str) -> str:
-    return hmac.new(secret, f"{role} {own} {other}".encode(), "sha256").hexdigest()
+    return hmac.new(secret, f"{role} {own} {other}".encode(errors="replace"), "sha256").hexdigest()
