@@ -140,13 +140,15 @@ def test_default_log_dir_is_named_only_when_something_fails(job, monkeypatch):
 # ---- nobody left behind
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_all(job, number):
-    job.start(READY + "time.sleep(60)", 3)
-    pids = [job.pid(rank) for rank in range(3)]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_sigterm_and_a_closed_terminal_end_all(job, number):
+    helper = "helper = subprocess.Popen(['sleep', '60'])\nif rank == 0: rank = 3\n"
+    job.start(READY + helper + READY.replace("os.getpid()", "helper.pid") + "time.sleep(60)", 3)
+    pids = [job.pid(rank) for rank in range(4)]
     job.process.send_signal(number)
     code, _, err = job.end()
     assert code == 128 + number
+    wait_until(lambda: not is_running(pids[3]))  # what a rank has started
     assert not any(map(is_running, pids))
     assert f"ended by {number.name}" in err and "failed" not in err
     assert ("KeyboardInterrupt" in job.log(1)) == (number == signal.SIGINT)

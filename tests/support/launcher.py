@@ -17,6 +17,7 @@ TIMEOUT_S = 30.0
 LAUNCH = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the background ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from farspan.launch.run_job import run
 sys.exit(run({argv!r}, {n}, grace_s={grace_s}, **{options!r}))
 """

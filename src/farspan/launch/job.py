@@ -4,7 +4,7 @@
        |
        +-----a rank ends before it has called farspan.distribute: SIGTERM to those who wait for it there
        |
-       +-----Ctrl-C, SIGTERM: passed on to all ranks; again: the ranks are ended at once
+       +-----Ctrl-C, SIGTERM, SIGHUP: passed on to all ranks; again: the ranks are ended at once
        +-----SIGUSR1: rank 0 shows where all ranks are
 
 Nothing polls: one thread per process waits for its end and puts an event on a queue; signals come by the
@@ -245,7 +245,7 @@ class Job:
 
 @contextlib.contextmanager
 def signals_to(events: Events) -> Generator[None, None, None]:
-    """Turns SIGINT and SIGTERM into events; those that are ignored (nohup, `&` in a script) stay ignored.
+    """Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into events; an ignored one (nohup, `&`) stays so.
 
     A handler written in Python runs when the main thread comes to its next line: not before a wait has ended that began
     just after the signal. So the number of the signal goes to a thread, through a socket, at once.
@@ -253,7 +253,7 @@ def signals_to(events: Events) -> Generator[None, None, None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
     before = {s: signal.getsignal(s) or signal.SIG_DFL for s in signals}
     before = {s: handler for s, handler in before.items() if handler is not signal.SIG_IGN}
     source, sink = socket.socketpair()

@@ -14,14 +14,17 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, Restarts, attempt, find_command, shared_variables
 from farspan.launch.hosts import Fleet
-from farspan.launch.job import Crew, Events, signals_to
+from farspan.launch.job import Crew, Events, Noted, signals_to
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.terminal import say
 
@@ -97,7 +100,11 @@ def run(
         with signals_to(events):
             while True:
                 if fleet is not None:
-                    fleet.gather()
+                    interrupted_by = _gather(fleet, events)
+                    if interrupted_by is not None:
+                        say(f"farspan run: ended by {interrupted_by.name} while it waited for hosts")
+                        code = 128 + interrupted_by
+                        return code
                     num_processes = fleet.num_processes
                     say(f"farspan run: {fleet.describe()}; logs in {folder}")
                 logs = folder / f"restart-{restarts.num_done}" if restarts.num_done else folder
@@ -124,6 +131,27 @@ def run(
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log
+
+
+def _gather(fleet: Fleet, events: Events) -> signal.Signals | None:
+    """Returns when the hosts are there, or with the signal that has come meanwhile."""
+    result: Future[None] = Future()
+
+    def gather() -> None:
+        try:
+            fleet.gather()
+            result.set_result(None)
+        except BaseException as error:
+            result.set_exception(error)
+        events.put(Noted())
+
+    threading.Thread(target=gather, daemon=True).start()
+    while not result.done():
+        event = events.get()
+        if isinstance(event, signal.Signals) and event is not signal.SIGUSR1:
+            return event
+    result.result()
+    return None
 
 
 def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:

@@ -6,8 +6,12 @@ import errno
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
+import sys
+import threading
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,7 @@ from farspan.launch.hosts.joining import read_address
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.hosts.ssh import connect_by_ssh
+from farspan.launch.run_job import run
 
 
 def test_a_list_of_hosts() -> None:
@@ -153,3 +158,18 @@ def test_who_is_not_let_in_is_hung_up_on() -> None:
             prove(here, "launcher", silence_s=5.0)
         there.recv(1 << 16)
         assert there.recv(1) == b""  # and nobody sends signs of life to what has its number next
+
+
+def test_who_waits_for_hosts_can_be_interrupted() -> None:
+    class Waiting:
+        num_processes, code = 2, 0
+
+        def gather(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60.0)
+
+        def close(self, code: int) -> None:
+            self.code = code
+
+    fleet: Any = Waiting()
+    assert run([sys.executable], 2, fleet=fleet) == fleet.code == 128 + signal.SIGTERM

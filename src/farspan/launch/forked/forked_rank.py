@@ -170,8 +170,8 @@ def _be_rank() -> None:
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # as in child.py
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(

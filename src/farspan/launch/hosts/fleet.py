@@ -108,7 +108,7 @@ class Fleet:
         Args:
             code: Exit code of the run.
         """
-        for remote in self._remote.values():
+        for remote in list(self._remote.values()):
             remote.close()
 
     def _reach(self, host: Host) -> tuple[RemoteHost, dict[str, str]] | LaunchError:

@@ -76,7 +76,7 @@ class JoinedFleet(Fleet):
 
     def close(self, code: int) -> None:
         """Lets all hosts know that it is over."""
-        for remote in self._remote.values():
+        for remote in list(self._remote.values()):
             remote.say_over(code, "")
         self._listener.close()
         super().close(code)
