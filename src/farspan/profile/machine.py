@@ -7,25 +7,14 @@ import os
 import psutil
 import torch
 
-from farspan.cluster import Cluster, DeviceClass
+from farspan.cluster import Cluster, DeviceClass, within_host
 
-__all__ = ["name_of_device", "this_device", "this_machine", "within_host"]
-
-_SAME_HOST_BYTES_PER_S, _SAME_HOST_LATENCY_S = 3e9, 3e-5
-"""Bandwidth and latency between processes of one host, as measured by benchmarks/transport."""
-_PCIE_BYTES_PER_S, _PCIE_LATENCY_S = 2.5e10, 2e-5
+__all__ = ["name_of_device", "this_device", "this_machine"]
 
 
 def name_of_device(device: torch.device) -> str:
     """Returns the kind of device: "cpu", "NVIDIA H200"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def within_host(kind: str) -> tuple[float, float]:
-    """Returns bytes per second and latency in seconds between two devices of that kind in one host."""
-    if kind == "cpu":
-        return _SAME_HOST_BYTES_PER_S, _SAME_HOST_LATENCY_S
-    return _PCIE_BYTES_PER_S, _PCIE_LATENCY_S
 
 
 def this_device() -> str:
@@ -37,20 +26,23 @@ def this_machine() -> Cluster:
     """Returns the machine's GPUs; without any, as many CPU devices as processes with this one's number of threads have
     cores."""
     if torch.cuda.is_available():
+        kind = name_of_device(torch.device("cuda", 0))
+        within_bytes_per_s, latency_s = within_host(kind)
         return Cluster(
             classes=(
                 DeviceClass(
                     name="gpu",
-                    kind=name_of_device(torch.device("cuda", 0)),
+                    kind=kind,
                     devices_per_host=torch.cuda.device_count(),
                     memory_bytes=float(torch.cuda.get_device_properties(0).total_memory),
-                    within_bytes_per_s=_PCIE_BYTES_PER_S,
-                    latency_s=_PCIE_LATENCY_S,
+                    within_bytes_per_s=within_bytes_per_s,
+                    latency_s=latency_s,
                 ),
             )
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = max(1, cores // torch.get_num_threads())
+    within_bytes_per_s, latency_s = within_host("cpu")
     return Cluster(
         classes=(
             DeviceClass(
@@ -58,8 +50,8 @@ def this_machine() -> Cluster:
                 kind="cpu",
                 devices_per_host=count,
                 memory_bytes=float(psutil.virtual_memory().total // count),
-                within_bytes_per_s=_SAME_HOST_BYTES_PER_S,
-                latency_s=_SAME_HOST_LATENCY_S,
+                within_bytes_per_s=within_bytes_per_s,
+                latency_s=latency_s,
             ),
         )
     )

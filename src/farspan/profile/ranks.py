@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
 
-from farspan.cluster import Cluster, DeviceClass
-from farspan.profile.machine import within_host
+from farspan.cluster import Cluster, DeviceClass, within_host
 
 __all__ = ["HostLink", "RankDevice", "cluster_of_ranks"]
 

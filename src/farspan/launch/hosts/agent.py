@@ -6,9 +6,11 @@ When the connection is lost it ends its ranks, and itself.
     from the launcher   {"do": "check", "argv": [...], "folder": ...}    {"do": "begin", "first": 2, "num_here": 4}
                         {"do": "start", "number": 2, "store": ...}       {"do": "signal", "number": 2, "signal": 15}
                         {"do": "note_end", "number": 0}                  {"do": "finish", "kills": false}
+                        {"do": "examine", "what": "clock"}, by `farspan doctor`
     to the launcher     {"is": "checked", "has": ...}  {"is": "begun", "port": ...}  {"is": "finished"}
                         {"is": "output", "number": 2, "data": ...}       {"is": "ended", "number": 2, "code": 0, ...}
                         {"is": "notes", "notes": [...]}                  {"is": "error", "error": [what, why, hint]}
+                        {"is": "examined", "found": {...}}
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class Agent:
         """Does what the launcher says until it is over, or the connection is lost; returns what is to be said of it."""
         actions = {"check": self._check, "begin": self._begin, "start": self._start, "signal": self._signal}
         actions |= {"note_end": self._note_end, "finish": self._finish}
+        actions |= {} if self._is_own else {"examine": self._examine}
         try:
             while True:
                 message = self._connection.receive()
@@ -113,6 +116,11 @@ class Agent:
                 ) from None
             self._argv = [str(word) for word in message["argv"]]
         self._connection.send({"is": "checked", "has": {**code_of(self._argv or [""]), **versions()}})
+
+    def _examine(self, message: Message) -> None:
+        from farspan.launch.doctor.answer import answer  # a run needs nothing of it
+
+        self._connection.send({"is": "examined", "found": answer(message)})
 
     def _begin(self, message: Message) -> None:
         self._end_all(signal.SIGKILL)

@@ -7,7 +7,6 @@ store           in rank 0, at an address of a that leads to the host that is to 
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,8 @@ from farspan.launch.hosts.address import free_port, own_address_towards, resolve
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.host import Host, is_this_machine
+from farspan.launch.hosts.reach import UnreachedError, reach
 from farspan.launch.hosts.remote import RemoteHost
-from farspan.launch.hosts.ssh import connect_by_ssh
 from farspan.launch.job import Events, Started
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
@@ -112,17 +111,10 @@ class Fleet:
             remote.close()
 
     def _reach(self, host: Host) -> tuple[RemoteHost, dict[str, str]] | LaunchError:
-        connection, last_words = connect_by_ssh(host, self.ssh)
-        remote = RemoteHost(host, connection)
-        question = {"do": "check", "argv": self.script_argv, "folder": host.folder or os.getcwd()}
         try:
-            has = remote.ask(question, "checked")["has"]
-        except LostError as error:
-            remote.close()
-            why = last_words() or str(error)
-            hint = f"ssh {host.name} {host.python or 'python'} -c 'import farspan'     must work without a password"
-            return LaunchError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint)
-        return remote, {str(name): str(text) for name, text in has.items()}
+            return reach(host, self.script_argv, self.ssh)
+        except UnreachedError as error:
+            return error
 
 
 class Crew:

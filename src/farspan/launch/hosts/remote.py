@@ -209,7 +209,7 @@ class RemoteHost:
             rank.end(int(message["code"]))
         elif kind == "notes":
             self._add_notes(message["notes"])
-        elif kind in ("checked", "begun", "finished", "error"):
+        elif kind in ("checked", "begun", "finished", "examined", "error"):
             self._answers.put(message)
 
     def _add_notes(self, notes: list[str]) -> None:

@@ -6,10 +6,10 @@ import psutil
 import torch
 from torch import nn
 
+from farspan.cluster import within_host
 from farspan.launch.environment import read_environment
 from farspan.planner.mesh import GroupsForecast, best_groups, nominal_speeds
 from farspan.profile import name_of_device, units_of
-from farspan.profile.machine import within_host
 from farspan.units import format_bytes
 
 __all__ = ["GroupsChoice"]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from farspan import settings
 from farspan.errors import LaunchError, quoted
-from farspan.launch.hosts.agent import Agent
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.terminal import say
@@ -27,6 +26,8 @@ def join_run(script_argv: Sequence[str], address: tuple[str, int], num_processes
     Raises:
         LaunchError: Nobody listens there, or does not know the secret.
     """
+    from farspan.launch.hosts.agent import Agent  # which is a program too, and must not be imported before it is run
+
     link = _connect(address)
     try:
         connection = prove(link, "agent", silence_s=_SILENCE_S)

@@ -1,0 +1,46 @@
+"""Connects with another host by ssh, and hears what it has: versions, and the script's code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from farspan.errors import LaunchError
+from farspan.launch.hosts.connection import LostError
+from farspan.launch.hosts.host import Host
+from farspan.launch.hosts.remote import RemoteHost
+from farspan.launch.hosts.ssh import connect_by_ssh
+
+__all__ = ["UnreachedError", "reach"]
+
+
+class UnreachedError(LaunchError):
+    """A host does not answer: a run may go on without it."""
+
+
+def reach(host: Host, script_argv: Sequence[str], ssh: str) -> tuple[RemoteHost, dict[str, str]]:
+    """Returns a host, and its versions and digests of files by name.
+
+    Args:
+        host: Which.
+        script_argv: What its ranks are to run; [""] for nothing.
+        ssh: How it is reached.
+
+    Raises:
+        UnreachedError: It cannot be reached.
+        LaunchError: It has no such folder, or there is no ssh.
+    """
+    connection, last_words = connect_by_ssh(host, ssh)
+    remote = RemoteHost(host, connection)
+    question = {"do": "check", "argv": list(script_argv), "folder": host.folder or os.getcwd()}
+    try:
+        has = remote.ask(question, "checked")["has"]
+    except LostError as error:
+        remote.close()
+        why = last_words() or str(error)
+        hint = f"ssh {host.name} {host.python or 'python'} -c 'import farspan'     must work without a password"
+        raise UnreachedError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint) from None
+    except LaunchError:
+        remote.close()
+        raise
+    return remote, {str(name): str(text) for name, text in has.items()}
