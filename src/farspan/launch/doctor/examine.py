@@ -6,8 +6,8 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import permutations
+from dataclasses import dataclass, field, replace
+from itertools import permutations, repeat
 from typing import Any
 
 from farspan import settings
@@ -108,7 +108,7 @@ def examine(hosts: Sequence[Host], ssh: str) -> Examination:
     found = Examination(hosts=hosts)
     reached: dict[str, _Reached] = {}
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        for host, result in zip(hosts, pool.map(lambda host: _look_at(host, ssh), hosts), strict=True):
+        for host, result in zip(hosts, pool.map(_look_at, hosts, repeat(ssh)), strict=True):
             if isinstance(result, LaunchError):
                 found.failures.append(result)
             else:
@@ -172,7 +172,7 @@ def _clock(host: _Reached) -> Clock:
 
 
 def _measure(source: _Reached, destination: _Reached, limit_s: float) -> Link:
-    names = {"source": source.host.name, "destination": destination.host.name}
+    link = Link(source=source.host.name, destination=destination.host.name)
     token = secrets.token_hex(16)
     address = ""
     try:
@@ -180,10 +180,10 @@ def _measure(source: _Reached, destination: _Reached, limit_s: float) -> Link:
         port = int(destination.ask("listen", token=token, limit_s=limit_s + 1)["port"])
         found = source.ask("probe", address=address, port=port, token=token, limit_s=limit_s)
         if "error" in found:
-            return Link(**names, address=address, error=str(found["error"]))
+            return replace(link, address=address, error=str(found["error"]))
         latency_s, bytes_per_s = float(found["latency_s"]), float(found["bytes_per_s"])
     except LaunchError as error:
-        return Link(**names, address=address, error=f"{error.what} {error.why}".rstrip("."))
+        return replace(link, address=address, error=f"{error.what} {error.why}".rstrip("."))
     except (KeyError, TypeError, ValueError) as error:
-        return Link(**names, address=address, error=f"an answer that is none ({error})")
-    return Link(**names, address=address, latency_s=latency_s, bytes_per_s=bytes_per_s)
+        return replace(link, address=address, error=f"an answer that is none ({error})")
+    return replace(link, address=address, latency_s=latency_s, bytes_per_s=bytes_per_s)
