@@ -69,7 +69,10 @@ class _Reached:
         if is_this_machine(host.name):
             self.versions = versions()
         else:
-            self._remote, self.versions = reach(host, [""], ssh)
+            found = reach(host, [""], ssh)
+            if isinstance(found, LaunchError):
+                raise found
+            self._remote, self.versions = found
 
     @property
     def is_here(self) -> bool:

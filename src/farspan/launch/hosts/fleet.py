@@ -20,7 +20,7 @@ from farspan.launch.hosts.address import free_port, own_address_towards, resolve
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.host import Host, is_this_machine
-from farspan.launch.hosts.reach import UnreachedError, reach
+from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.job import Events, Started
 from farspan.launch.terminal import say
@@ -75,7 +75,8 @@ class Fleet:
         if missing:
             here, code = versions(), code_of(self.script_argv)
             with ThreadPoolExecutor(max_workers=min(64, len(missing))) as pool:
-                for host, found in zip(missing, pool.map(self._reach, missing), strict=True):
+                answers = pool.map(lambda host: reach(host, self.script_argv, self.ssh), missing)
+                for host, found in zip(missing, answers, strict=True):
                     if isinstance(found, LaunchError):
                         failures[host.name] = found
                         continue
@@ -109,12 +110,6 @@ class Fleet:
         """
         for remote in list(self._remote.values()):
             remote.close()
-
-    def _reach(self, host: Host) -> tuple[RemoteHost, dict[str, str]] | LaunchError:
-        try:
-            return reach(host, self.script_argv, self.ssh)
-        except UnreachedError as error:
-            return error
 
 
 class Crew:

@@ -11,15 +11,11 @@ from farspan.launch.hosts.host import Host
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.hosts.ssh import connect_by_ssh
 
-__all__ = ["UnreachedError", "reach"]
+__all__ = ["reach"]
 
 
-class UnreachedError(LaunchError):
-    """A host does not answer: a run may go on without it."""
-
-
-def reach(host: Host, script_argv: Sequence[str], ssh: str) -> tuple[RemoteHost, dict[str, str]]:
-    """Returns a host, and its versions and digests of files by name.
+def reach(host: Host, script_argv: Sequence[str], ssh: str) -> tuple[RemoteHost, dict[str, str]] | LaunchError:
+    """Returns a host, and its versions and digests of files by name; or why it does not answer.
 
     Args:
         host: Which.
@@ -27,7 +23,6 @@ def reach(host: Host, script_argv: Sequence[str], ssh: str) -> tuple[RemoteHost,
         ssh: How it is reached.
 
     Raises:
-        UnreachedError: It cannot be reached.
         LaunchError: It has no such folder, or there is no ssh.
     """
     connection, last_words = connect_by_ssh(host, ssh)
@@ -39,7 +34,7 @@ def reach(host: Host, script_argv: Sequence[str], ssh: str) -> tuple[RemoteHost,
         remote.close()
         why = last_words() or str(error)
         hint = f"ssh {host.name} {host.python or 'python'} -c 'import farspan'     must work without a password"
-        raise UnreachedError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint) from None
+        return LaunchError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint)
     except LaunchError:
         remote.close()
         raise
