@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from farspan.errors import LaunchError
@@ -75,7 +76,7 @@ class Fleet:
         if missing:
             here, code = versions(), code_of(self.script_argv)
             with ThreadPoolExecutor(max_workers=min(64, len(missing))) as pool:
-                answers = pool.map(lambda host: reach(host, self.script_argv, self.ssh), missing)
+                answers = pool.map(reach, missing, repeat(self.script_argv), repeat(self.ssh))
                 for host, found in zip(missing, answers, strict=True):
                     if isinstance(found, LaunchError):
                         failures[host.name] = found
