@@ -17,6 +17,8 @@ import pytest
 
 from farspan.errors import LaunchError
 from farspan.launch.environment import read_environment
+from farspan.launch.hosts import Fleet
+from farspan.launch.hosts import fleet as fleet_module
 from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host, is_this_machine, read_hosts
 from farspan.launch.hosts.joining import read_address
@@ -173,3 +175,27 @@ def test_who_waits_for_hosts_can_be_interrupted() -> None:
 
     fleet: Any = Waiting()
     assert run([sys.executable], 2, fleet=fleet) == fleet.code == 128 + signal.SIGTERM
+
+
+def test_a_host_that_starts_anew_is_waited_for_once_the_run_has_begun(monkeypatch) -> None:
+    found = []
+    fleet = Fleet([Host(name="far")], ["train.py"], ssh="ssh", fewest=None)
+    away = LaunchError("far cannot be reached.", why="Connection refused.", hint="")
+    monkeypatch.setattr(Fleet, "_reach", lambda self, host: found.pop(0))
+    monkeypatch.setattr(fleet_module, "check_same", lambda *_: None)
+    monkeypatch.setattr(fleet_module, "_RETRY_S", 0.01)
+    found[:] = [away]
+    with pytest.raises(LaunchError, match="cannot be reached"):  # it has never been there
+        fleet.gather()
+    first, second = Far().remote, Far().remote
+    found[:] = [(first, {})]
+    fleet.gather()
+    first.is_lost = True
+    found[:] = [away, away, (second, {})]
+    fleet.gather()
+    assert not found and fleet.num_processes == 1
+    monkeypatch.setenv("FARSPAN_DEADLINE", "0.05")
+    second.is_lost = True
+    found[:] = [away] * 100
+    with pytest.raises(LaunchError, match="cannot be reached"):
+        fleet.gather()

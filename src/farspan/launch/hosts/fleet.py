@@ -8,11 +8,14 @@ store           in rank 0, at an address of a that leads to the host that is to 
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
+from farspan import settings
 from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, find_command
 from farspan.launch.attempts.here import inherited_variables
@@ -28,6 +31,8 @@ from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
 __all__ = ["Crew", "Fleet"]
+
+_RETRY_S = 5.0
 
 
 class Fleet:
@@ -47,6 +52,7 @@ class Fleet:
         self.fewest = len(self.hosts) if fewest is None else fewest
         self._remote: dict[str, RemoteHost] = {}
         self._present: list[Host] = self.hosts
+        self._has_begun = False
 
     @property
     def num_processes(self) -> int:
@@ -63,11 +69,29 @@ class Fleet:
         return ", ".join(parts)
 
     def gather(self) -> None:
-        """Connects with the hosts that are not connected, and compares their program with the one here.
+        """Connects with the hosts that are not connected; once the run has begun, waits until enough of them are back.
 
         Raises:
             LaunchError: Too few hosts are there, or one has another program.
         """
+        until = time.monotonic() + settings.seconds("DEADLINE", default=300.0)
+        pause, has_said = threading.Event(), False
+        while failures := self._connect():
+            error = next(iter(failures.values()))
+            if len(self._present) >= self.fewest:
+                for name, each in failures.items():
+                    say(f"farspan run: without {name}: {each.what} {each.why}")
+                break
+            if not self._has_begun or time.monotonic() > until:
+                raise error
+            if not has_said:
+                say(f"farspan run: waits for {', '.join(failures)} to come back (FARSPAN_DEADLINE)")
+            has_said = True
+            pause.wait(_RETRY_S)  # nothing tells when a host is there again
+        self._has_begun = True
+
+    def _connect(self) -> dict[str, LaunchError]:
+        """Tries all hosts that are not connected, and compares their program with the one here; returns who failed."""
         gone = [name for name, remote in self._remote.items() if remote.is_lost]
         for name in gone:
             self._remote.pop(name).close()
@@ -85,10 +109,7 @@ class Fleet:
                     self._remote[host.name] = remote
                     check_same(host, theirs, here, code)
         self._present = [host for host in self.hosts if is_this_machine(host.name) or host.name in self._remote]
-        if failures and len(self._present) < self.fewest:
-            raise next(iter(failures.values()))
-        for name, error in failures.items():
-            say(f"farspan run: without {name}: {error.what} {error.why}")
+        return failures
 
     def open(self, events: Events, variables: dict[str, str], files: str | None) -> Crew:
         """Returns the places of the ranks of one start.
@@ -128,8 +149,8 @@ class Crew:
         self.num_processes = sum(host.num_processes for host in hosts)
         self._remote = [remote[host.name] for host in hosts if host.name in remote]
         self._places: list[Here | tuple[RemoteHost, str]] = []
-        settings = {name: text for name, text in inherited_variables().items() if name.startswith(PREFIX)}
-        shared = {f"{PREFIX}SECRET": secrets.token_hex(32), **settings, **variables}
+        own_settings = {name: text for name, text in inherited_variables().items() if name.startswith(PREFIX)}
+        shared = {f"{PREFIX}SECRET": secrets.token_hex(32), **own_settings, **variables}
         shared[f"{PREFIX}WORLD_SIZE"] = str(self.num_processes)
         first, port = 0, 0
         is_first_here = hosts[0].name not in remote

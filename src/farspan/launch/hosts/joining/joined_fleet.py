@@ -41,8 +41,6 @@ class JoinedFleet(Fleet):
         super().__init__([own], script_argv, ssh="", fewest=fewest)
         self.most = most
         self._own = own
-        self._has_begun = False
-        """A later start takes the hosts that are there: one that was lost may never come back."""
         self._arrivals: queue.SimpleQueue[tuple[int, RemoteHost]] = queue.SimpleQueue()
         self._order: dict[str, int] = {}
         self._listener = _listen(port)
@@ -58,6 +56,7 @@ class JoinedFleet(Fleet):
         until = time.monotonic() + settings.seconds("DEADLINE", default=300.0)
         while len(self.hosts) < self.most:
             is_enough = len(self.hosts) >= self.fewest
+            # A later start takes the hosts that are there: one that was lost may never come back.
             last_call_s = 0.0 if self._has_begun else _LAST_CALL_S
             limit_s = last_call_s if is_enough else max(0.0, until - time.monotonic())
             try:
