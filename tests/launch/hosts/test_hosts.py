@@ -19,9 +19,10 @@ from farspan.errors import LaunchError
 from farspan.launch.environment import read_environment
 from farspan.launch.hosts import Fleet
 from farspan.launch.hosts import fleet as fleet_module
+from farspan.launch.hosts.agent import Agent
 from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host, is_this_machine, read_hosts
-from farspan.launch.hosts.joining import read_address
+from farspan.launch.hosts.joining import join_run, read_address
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.hosts.ssh import connect_by_ssh
@@ -199,3 +200,28 @@ def test_a_host_that_starts_anew_is_waited_for_once_the_run_has_begun(monkeypatc
     found[:] = [away] * 100
     with pytest.raises(LaunchError, match="cannot be reached"):
         fleet.gather()
+
+
+def test_a_host_that_has_joined_may_leave(monkeypatch) -> None:
+    heard = []
+
+    def serve() -> None:
+        link, _ = listener.accept()
+        with link:
+            connection = prove(link, "launcher", silence_s=5.0)
+            heard.append(connection.receive())
+            left.set()
+            connection.close()
+
+    def run_until_ctrl_c(_: Agent) -> str:
+        assert left.wait(10.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Agent, "run", run_until_ctrl_c)
+    left = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = threading.Thread(target=serve)
+        first.start()
+        assert join_run(["train.py"], listener.getsockname(), 2, None) == 128 + signal.SIGINT
+        first.join()
+    assert heard[0]["num_processes"] == 2

@@ -90,8 +90,8 @@ class Agent:
         except LostError as error:
             return str(error)
         finally:
+            self._connection.close()  # first: the ranks have not failed, their host is lost
             self._end_all(signal.SIGKILL)
-            self._connection.close()
 
     def _refuse(self, message: Message, error: FarspanError | OSError) -> None:
         parts = [error.what, error.why, error.hint] if isinstance(error, FarspanError) else [str(error), "", ""]

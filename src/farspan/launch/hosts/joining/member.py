@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -35,6 +36,9 @@ def join_run(script_argv: Sequence[str], address: tuple[str, int], num_processes
         connection.send(hello)
         agent = Agent(connection, own_argv=script_argv)
         why = agent.run()
+    except KeyboardInterrupt:
+        say("farspan run: ended by SIGINT; the first host goes on without this one, if it can")
+        return 128 + signal.SIGINT
     except LostError as error:
         raise LaunchError(
             f"{address[0]}:{address[1]} does not let this host in.",
