@@ -94,9 +94,11 @@ def _python_files(folder: Path) -> Iterator[Path]:
             if not name.startswith((".", "__pycache__")) and not os.path.exists(f"{top}/{name}/pyvenv.cfg")
         )
         for name in sorted(names):
-            if name.endswith(".py") and num_left:
-                num_left -= 1
+            if name.endswith(".py"):
                 yield Path(top) / name
+                num_left -= 1
+                if not num_left:  # nor are further folders looked through: the script may lie in the one of a home
+                    return
 
 
 def _digest_of(files: Iterator[Path]) -> str:
