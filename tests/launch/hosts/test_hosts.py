@@ -22,7 +22,7 @@ from farspan.launch.hosts import fleet as fleet_module
 from farspan.launch.hosts.agent import Agent
 from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host, is_this_machine, read_hosts
-from farspan.launch.hosts.joining import join_run, read_address
+from farspan.launch.hosts.joining import join_run, member, read_address
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.hosts.ssh import connect_by_ssh
@@ -213,8 +213,9 @@ def test_a_host_that_has_joined_may_leave(monkeypatch) -> None:
             left.set()
             connection.close()
 
-    def run_until_ctrl_c(_: Agent) -> str:
+    def run_until_ctrl_c(agent: Agent) -> str:
         assert left.wait(10.0)
+        agent._connection.close()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Agent, "run", run_until_ctrl_c)
@@ -222,6 +223,8 @@ def test_a_host_that_has_joined_may_leave(monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         first = threading.Thread(target=serve)
         first.start()
-        assert join_run(["train.py"], listener.getsockname(), 2, None) == 128 + signal.SIGINT
+        with socket.create_connection(listener.getsockname()) as link:
+            monkeypatch.setattr(member, "_connect", lambda _: link)
+            assert join_run(["train.py"], ("first", 1), 2, None) == 128 + signal.SIGINT
         first.join()
     assert heard[0]["num_processes"] == 2
