@@ -6,7 +6,7 @@ import argparse
 
 from farspan import settings
 from farspan.cli.arguments import Parser
-from farspan.errors import LaunchError
+from farspan.errors import FarspanError
 from farspan.outputs import check_outputs, write_output, write_text
 
 __all__ = ["add_command"]
@@ -50,14 +50,14 @@ def _execute(arguments: argparse.Namespace) -> int:
     settings.check()
     check_outputs({"--out": arguments.out})
     found = examine(read_hosts(arguments.hosts), arguments.ssh)
-    wrong = find_wrong(found)
+    wrong: list[FarspanError] = [*find_wrong(found)]
     tables = format_examination(found)
     if tables:
         write_output(tables + "\n")
     if arguments.out is not None:
         try:
             write_text(arguments.out, format_cluster(found) + "\n")
-        except LaunchError as error:
+        except FarspanError as error:
             wrong.append(error)
     for error in wrong:
         write_output(f"wrong: {error}\n")

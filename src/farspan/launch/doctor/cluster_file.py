@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from farspan.cluster import within_host
-from farspan.errors import LaunchError
+from farspan.cluster.read import parse_cluster
+from farspan.errors import LaunchError, printable
 from farspan.launch.doctor.examine import Examination, Link
 from farspan.launch.doctor.facts import Facts
 from farspan.launch.hosts.host import Host
@@ -38,7 +39,7 @@ def format_cluster(found: Examination) -> str:
     """Returns the text of cluster.toml.
 
     Raises:
-        LaunchError: Something that it needs could not be measured.
+        FarspanError: Something that it needs could not be measured, or makes no sense.
     """
     missing = [host.name for host in found.hosts if host.name not in found.facts]
     missing += [f"{link.source} > {link.destination}" for link in found.links if link.error]
@@ -51,9 +52,11 @@ def format_cluster(found: Examination) -> str:
     classes: list[_HostClass] = []
     for host in found.hosts:
         _add(classes, _class_of(host, found.facts[host.name], found.links))
-    tables = [_table(each, classes, has_links=bool(found.links)) for each in classes]
+    tables = [_table(each, is_only_one=len(classes) == 1, has_links=bool(found.links)) for each in classes]
     head = "# Written by farspan doctor. Bandwidth and latency between hosts: as measured, one connection over TCP."
-    return "\n".join([head, *tables])
+    text = "\n".join([head, *tables])
+    parse_cluster(text)
+    return text
 
 
 def _class_of(host: Host, facts: Facts, links: Sequence[Link]) -> _HostClass:
@@ -94,15 +97,21 @@ def _add(classes: list[_HostClass], own: _HostClass) -> None:
     classes.append(own)
 
 
-def _table(own: _HostClass, classes: Sequence[_HostClass], *, has_links: bool) -> str:
+def _table(own: _HostClass, *, is_only_one: bool, has_links: bool) -> str:
     within_bytes_per_s, within_latency_s = within_host(own.kind)
-    is_only_one = sum(each.kind == own.kind for each in classes) == 1
     name = own.kind if is_only_one else own.names[0]
-    lines = [f"[[hosts]]  # {', '.join(own.names)}", f"name = {json.dumps(name)}", f"kind = {json.dumps(own.kind)}"]
+    lines = [f"[[hosts]]  # {', '.join(own.names)}", f"name = {_quoted(name)}", f"kind = {_quoted(own.kind)}"]
     lines += [f"count = {len(own.names)}", f"devices = {own.num_devices}", f'memory = "{own.memory_gib} GiB"']
     lines.append(f'within = "{within_bytes_per_s / 1e9:g} GB/s"  # not measured')
     if has_links:
         lines.append(f'between = "{own.bytes_per_s / 1e6:.4g} MB/s"')
     latency_s = own.latency_s if has_links else within_latency_s
     lines.append(f'latency = "{latency_s * 1e6:.3g} us"')
+    if own.kind != "cpu":
+        lines.append('# flops = "... TFLOP/s" and memory_bandwidth = "... TB/s", to plan where there is no such GPU')
     return "\n".join(["", *lines])
+
+
+def _quoted(name: str) -> str:
+    """Returns a text as TOML has it, which a host may have sent."""
+    return json.dumps(printable(name), ensure_ascii=False)

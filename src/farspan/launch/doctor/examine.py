@@ -1,4 +1,4 @@
-"""Looks at all hosts: each by itself and all at once, then the clocks, then the pairs, one after the other in order."""
+"""Looks at all hosts: at each by itself, at their clocks, and at their links, in rounds of pairs that share no host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import permutations, repeat
+from itertools import repeat
 from typing import Any
 
 from farspan import settings
@@ -15,13 +15,13 @@ from farspan.errors import LaunchError
 from farspan.launch.doctor.answer import answer
 from farspan.launch.doctor.facts import Facts, read_facts
 from farspan.launch.hosts.address import own_address_towards, resolved
-from farspan.launch.hosts.code import versions
+from farspan.launch.hosts.code import check_same, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.host import Host, is_this_machine
 from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
 
-__all__ = ["Clock", "Examination", "Link", "examine"]
+__all__ = ["Clock", "Examination", "Link", "examine", "rounds"]
 
 _PAIR_S = 5.0
 """How long a pair of hosts has to connect and to measure its link."""
@@ -66,6 +66,7 @@ class _Reached:
     def __init__(self, host: Host, ssh: str) -> None:
         self.host = host
         self._remote: RemoteHost | None = None
+        self._lost: LaunchError | None = None
         if is_this_machine(host.name):
             self.versions = versions()
         else:
@@ -85,16 +86,21 @@ class _Reached:
             LaunchError: It has none, or is lost.
         """
         question = {"do": "examine", "what": what, **more}
-        if self._remote is None:
-            return answer(question)
+        if self._lost is not None:
+            raise self._lost
         try:
+            if self._remote is None:
+                return answer(question)
             return dict(self._remote.ask(question, "examined")["found"])
-        except (LostError, KeyError, TypeError, ValueError) as error:
-            raise LaunchError(
+        except (LostError, KeyError, TypeError, ValueError, OSError) as error:
+            lost = LaunchError(
                 f"{self.host.name} has no answer to {what!r}.",
                 why=f"{error}.",
                 hint="the same version of farspan on all hosts",
-            ) from None
+            )
+            if isinstance(error, LostError):  # an answer that comes late would be taken for that to another question
+                self._lost = lost
+            raise lost from None
 
     def close(self) -> None:
         if self._remote is not None:
@@ -120,8 +126,7 @@ def examine(hosts: Sequence[Host], ssh: str) -> Examination:
     try:
         _compare_clocks(found, reached)
         limit_s = min(_PAIR_S, settings.seconds("DEADLINE", default=_PAIR_S))
-        for source, destination in permutations(reached.values(), 2):
-            found.links.append(_measure(source, destination, limit_s))
+        found.links += _measure_all(list(reached.values()), limit_s)
     finally:
         for each in reached.values():
             each.close()
@@ -137,6 +142,10 @@ def _look_at(host: Host, ssh: str) -> tuple[_Reached, Facts] | LaunchError:
         return reached, read_facts(host.name, reached.ask("facts", devices=host.devices))
     except LaunchError as error:
         reached.close()
+        try:
+            check_same(host, reached.versions, versions(), {})
+        except LaunchError as differs:  # another farspan may not know what is asked
+            return differs
         return error
 
 
@@ -172,6 +181,36 @@ def _clock(host: _Reached) -> Clock:
             best = Clock(offset_s=there_s - (wall_s + half_s), error_s=half_s)
     assert best is not None
     return best
+
+
+def _measure_all(reached: Sequence[_Reached], limit_s: float) -> list[Link]:
+    """Measures all pairs, in each direction, in rounds; returns them in the order of the hosts."""
+    links: list[Link] = []
+    with ThreadPoolExecutor(max_workers=max(1, len(reached) // 2)) as pool:
+        for pairs in rounds(len(reached)):
+            sources, destinations = [reached[i] for i, _ in pairs], [reached[j] for _, j in pairs]
+            links += pool.map(_measure, sources, destinations, repeat(limit_s))
+    names = [each.host.name for each in reached]
+    return sorted(links, key=lambda link: (names.index(link.source), names.index(link.destination)))
+
+
+def rounds(num_hosts: int) -> list[list[tuple[int, int]]]:
+    """Returns all pairs in rounds: in each of them a host is in one pair, so that no two pairs share a host's link.
+
+    It is the circle method of tournaments: the first host stays, the others go round.
+
+    >>> rounds(3)
+    [[(1, 2)], [(2, 1)], [(0, 2)], [(2, 0)], [(0, 1)], [(1, 0)]]
+    """
+    circle = list(range(num_hosts + num_hosts % 2))
+    found: list[list[tuple[int, int]]] = []
+    for _ in circle[1:]:
+        half = len(circle) // 2
+        pairs = [(one, other) for one, other in zip(circle[:half], circle[: half - 1 : -1], strict=True)]
+        pairs = [pair for pair in pairs if max(pair) < num_hosts]
+        found += [pairs, [(other, one) for one, other in pairs]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return found
 
 
 def _measure(source: _Reached, destination: _Reached, limit_s: float) -> Link:

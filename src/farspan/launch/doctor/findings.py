@@ -18,6 +18,7 @@ _CLOCK_S = 1.0
 _LEAST_FREE_BYTES = {"shared memory": 256 << 20, "temporary files": 1 << 30, "working folder": 1 << 30}
 _LEAST_FILES, _FILES_OF_RANK, _FILES_OF_PEER = 1024, 256, 8
 _FREE_OF_DEVICE = 0.8
+_SHOWN = 3
 
 
 def find_wrong(found: Examination) -> list[LaunchError]:
@@ -32,12 +33,12 @@ def find_wrong(found: Examination) -> list[LaunchError]:
             late = "ahead of" if clock.offset_s > 0 else "behind"
             wrong.append(
                 LaunchError(
-                    f"the clock of {name} is {format_seconds(abs(clock.offset_s))} {late} that of {next(iter(hosts))}.",
+                    f"the clock of {name} is {format_seconds(abs(clock.offset_s))} {late} that of {next(iter(found.clocks))}.",
                     why="times of files and lines of logs are compared between hosts.",
                     hint="sudo timedatectl set-ntp true     on both",
                 )
             )
-    wrong += [_unreached(link, found.links) for link in found.links if link.error]
+    wrong += _unreached(found.links)
     for name, facts in found.facts.items():
         wrong += [*_devices(hosts[name], facts), *_folders(name, facts), *_limits(name, facts, num_ranks)]
     return wrong
@@ -56,15 +57,24 @@ def _versions(host: Host, theirs: dict[str, str], facts: Facts) -> Iterator[Laun
         yield LaunchError(f"{host.name} has another {name}.", why=f"{there} there, {here} here.", hint=install)
 
 
-def _unreached(link: Link, links: Sequence[Link]) -> LaunchError:
-    back = next((each for each in links if (each.source, each.destination) == (link.destination, link.source)), link)
-    sender = back.address or link.source
-    return LaunchError(
-        f"{link.source} does not reach {link.destination} by TCP" + (f" at {link.address}." if link.address else "."),
-        why=f"{link.error}; ranks listen at free ports, any from 1024 on, and mostly a firewall is in the way.",
-        hint=f"on {link.destination}: sudo ufw allow from {sender}\n"
-        f"or: sudo firewall-cmd --zone=trusted --add-source={sender}",
-    )
+def _unreached(links: Sequence[Link]) -> Iterator[LaunchError]:
+    """Yields an error for each host that others do not reach; where none does, it is one thing to mend."""
+    address_of = {(link.destination, link.source): link.address for link in links}
+    failed = [link for link in links if link.error]
+    for destination in dict.fromkeys(link.destination for link in failed):
+        own = [link for link in failed if link.destination == destination]
+        sources = ", ".join(link.source for link in own[:_SHOWN])
+        more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
+        does = "does" if len(own) == 1 else "do"
+        first = own[0]
+        sender = address_of.get((first.source, destination)) or first.source
+        yield LaunchError(
+            f"{sources}{more} {does} not reach {destination} by TCP"
+            + (f" at {first.address}." if first.address else "."),
+            why=f"{first.error}; ranks listen at free ports, any from 1024 on, and mostly a firewall is in the way.",
+            hint=f"on {destination}: sudo ufw allow from {sender}\n"
+            f"or: sudo firewall-cmd --zone=trusted --add-source={sender}",
+        )
 
 
 def _devices(host: Host, facts: Facts) -> Iterator[LaunchError]:
@@ -84,7 +94,7 @@ def _devices(host: Host, facts: Facts) -> Iterator[LaunchError]:
     if 0 < len(facts.devices) < host.num_processes:
         yield LaunchError(
             f"{host.name} has more ranks than GPUs.",
-            why=f"{host.num_processes} ranks, {len(facts.devices)} GPUs; each rank has one of its own.",
+            why=f"{host.num_processes} ranks, {len(facts.devices)} GPUs; NCCL lets no two ranks share one.",
             hint=f"--hosts {host.name}:{len(facts.devices)}",
         )
 

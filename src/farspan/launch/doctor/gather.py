@@ -20,7 +20,8 @@ __all__ = ["gather_facts"]
 
 _DEVICES_S = 45.0
 """How long torch may take to be imported and to list the devices."""
-_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_NVIDIA = "/dev/nvidiactl"
+_DRIVERS = (_NVIDIA, "/dev/kfd", "/dev/dxg")
 """Files of the drivers of NVIDIA, of AMD, and of Windows below Linux."""
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -58,9 +59,9 @@ def _container_memory() -> tuple[int, int]:
 
 def _devices(devices: str) -> tuple[tuple[DeviceFacts, ...], str]:
     """Returns the GPUs, and why there are none where there should be some; imports torch in a child, if at all."""
-    if sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
-        return (), ""
     variables = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
+    if not any(map(os.path.exists, _DRIVERS)) or variables.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return (), ""
     command = [sys.executable, "-m", "farspan.launch.doctor.devices"]
     try:
         done = subprocess.run(
@@ -77,8 +78,13 @@ def _devices(devices: str) -> tuple[tuple[DeviceFacts, ...], str]:
         return (), f"torch has not listed them within {_DEVICES_S:.0f} s"
     if done.returncode:
         return (), (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    found = json.loads(done.stdout.splitlines()[-1])
-    return tuple(DeviceFacts(**each) for each in found["devices"]), str(found["why"])
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+        gpus = tuple(DeviceFacts(**each) for each in found["devices"])
+    except (IndexError, KeyError, TypeError, ValueError):  # a library has written over it
+        return (), f"what lists them has written {done.stdout[-100:]!r}"
+    # A processor may have a graphics part with a driver of AMD's, which nobody trains on: that is no mistake.
+    return gpus, str(found["why"]) if os.path.exists(_NVIDIA) else ""
 
 
 def _folders() -> tuple[FolderFacts, ...]:

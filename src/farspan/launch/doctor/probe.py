@@ -25,6 +25,7 @@ _NUM_TRIPS = 16
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24
 _ENOUGH_S = 0.05
 """What takes as long shows the bandwidth."""
+_TOKEN_S = 1.0
 _SIZE = struct.Struct("!I")
 _BLOCK_BYTES = 1 << 20
 
@@ -100,10 +101,19 @@ def _serve(listener: socket.socket, token: str, until: float) -> None:
                 link = listener.accept()[0]
             except OSError:  # nobody has come; who should have come says why
                 return
-            with link, contextlib.suppress(OSError, EOFError):  # the other end says why it has ended
-                line = _Line(link, until)
-                if line.take(len(token)) == token.encode():
-                    _answer(line)
+            if _is_known(link, token, until):
+                with link, contextlib.suppress(OSError, EOFError):  # the other end says why it has ended
+                    _answer(_Line(link, until))
+                return
+            link.close()
+
+
+def _is_known(link: socket.socket, token: str, until: float) -> bool:
+    """Returns whether who has come has the token; a stranger who says nothing is not waited for."""
+    try:
+        return _Line(link, min(until, time.monotonic() + _TOKEN_S)).take(len(token)) == token.encode()
+    except (OSError, EOFError):
+        return False
 
 
 def _answer(line: _Line) -> None:

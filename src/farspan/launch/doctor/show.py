@@ -10,6 +10,8 @@ from farspan.units import format_bytes, format_seconds
 
 __all__ = ["format_examination"]
 
+_MOST_LINKS = 30
+
 
 def format_examination(found: Examination) -> str:
     """Returns the tables: versions and clocks, what each host has, and the links."""
@@ -31,15 +33,22 @@ def format_examination(found: Examination) -> str:
         ]
         parts.append(_table(heads, rows))
     if found.links:
+        shown = found.links
+        if len(shown) > _MOST_LINKS:
+            shown = sorted(shown, key=lambda link: link.bytes_per_s)[:_MOST_LINKS]
         rows = [
             [
                 f"{link.source} > {link.destination}",
                 link.address or "-",
                 *(["-", "-"] if link.error else [format_seconds(link.latency_s), _rate(link.bytes_per_s)]),
             ]
-            for link in found.links
+            for link in shown
         ]
-        parts.append(_table(["from > to", "address", "latency", "bandwidth"], rows))
+        rest = len(found.links) - len(shown)
+        parts.append(
+            _table(["from > to", "address", "latency", "bandwidth"], rows)
+            + (f"\nand {rest} links that are no slower" if rest else "")
+        )
     return "\n\n".join(parts)
 
 
