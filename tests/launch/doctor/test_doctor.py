@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -44,16 +45,8 @@ def found(facts: dict[str, Facts], *, slots: int = 1, bytes_per_s: dict[str, flo
         facts=facts,
         clocks={name: Clock(offset_s=0.0, error_s=0.0) for name in facts},
         links=[
-            Link(
-                source=one,
-                destination=other,
-                address=other,
-                latency_s=1e-4,
-                bytes_per_s=min(speeds[one], speeds[other]),
-            )
-            for one in facts
-            for other in facts
-            if one != other
+            Link(source=a, destination=b, address=b, latency_s=1e-4, bytes_per_s=min(speeds[a], speeds[b]))
+            for a, b in permutations(facts, 2)
         ],
     )
 
@@ -95,9 +88,8 @@ def test_a_host_that_no_other_reaches_is_one_thing_to_mend() -> None:
     seen = found(dict.fromkeys("abcde", WELL))
     seen.links = [replace(link, error="no") if link.destination == "c" else link for link in seen.links]
     (error,) = find_wrong(seen)
-    assert (
-        error.what == "a, b, d and 1 more do not reach c by TCP at c." and "on c: sudo ufw allow from a" in error.hint
-    )
+    assert error.what == "a, b, d and 1 more do not reach c by TCP at c."
+    assert error.hint.startswith("on c: sudo ufw allow from a\n")
     with pytest.raises(LaunchError, match="no file for the planner"):
         format_cluster(seen)
 
@@ -111,7 +103,7 @@ def test_hosts_that_are_alike_are_one_class_and_one_behind_a_slow_link_is_its_ow
     assert near.memory_bytes == 80 * GIB and near.between_bytes_per_s == pytest.approx(2.5e9)
     assert far.num_hosts == 1 and far.between_bytes_per_s == pytest.approx(1e7)
     assert (cpu.name, cpu.kind, cpu.devices_per_host, cpu.memory_bytes) == ("cpu", "cpu", 2, 32 * GIB)
-    assert {each.latency_s for each in (near, far, cpu)} == {pytest.approx(1e-4)}
+    assert [each.latency_s for each in (near, far, cpu)] == [pytest.approx(1e-4)] * 3
 
 
 def test_one_host_has_no_links_between_hosts_and_a_strange_name_is_quoted() -> None:
@@ -123,9 +115,8 @@ def test_one_host_has_no_links_between_hosts_and_a_strange_name_is_quoted() -> N
 
 def test_many_links_are_shown_by_the_slowest() -> None:
     names = [f"h{i}" for i in range(7)]
-    text = format_examination(
-        found(dict.fromkeys(names, WELL), bytes_per_s=dict.fromkeys(names, 1000000000.0) | {"h3": 1e7})
-    )
+    speeds = dict.fromkeys(names, 1e9) | {"h3": 1e7}
+    text = format_examination(found(dict.fromkeys(names, WELL), bytes_per_s=speeds))
     assert "h3 > h0" in text and text.endswith("and 12 links that are no slower")
     assert len([line for line in text.splitlines() if "10 MB/s" in line]) == 12
 

@@ -31,9 +31,10 @@ def find_wrong(found: Examination) -> list[LaunchError]:
     for name, clock in found.clocks.items():
         if abs(clock.offset_s) - clock.error_s > _CLOCK_S:
             late = "ahead of" if clock.offset_s > 0 else "behind"
+            off, first = format_seconds(abs(clock.offset_s)), next(iter(found.clocks))
             wrong.append(
                 LaunchError(
-                    f"the clock of {name} is {format_seconds(abs(clock.offset_s))} {late} that of {next(iter(found.clocks))}.",
+                    f"the clock of {name} is {off} {late} that of {first}.",
                     why="times of files and lines of logs are compared between hosts.",
                     hint="sudo timedatectl set-ntp true     on both",
                 )
@@ -67,10 +68,10 @@ def _unreached(links: Sequence[Link]) -> Iterator[LaunchError]:
         more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
         does = "does" if len(own) == 1 else "do"
         first = own[0]
+        at = f" at {first.address}" if first.address else ""
         sender = address_of.get((first.source, destination)) or first.source
         yield LaunchError(
-            f"{sources}{more} {does} not reach {destination} by TCP"
-            + (f" at {first.address}." if first.address else "."),
+            f"{sources}{more} {does} not reach {destination} by TCP{at}.",
             why=f"{first.error}; ranks listen at free ports, any from 1024 on, and mostly a firewall is in the way.",
             hint=f"on {destination}: sudo ufw allow from {sender}\n"
             f"or: sudo firewall-cmd --zone=trusted --add-source={sender}",
