@@ -21,6 +21,8 @@ CHOSEN = (
     "averaged",
     "resumed",
     "frozen",
+    "frozen_behind_the_forward",
+    "gradients_held",
     "carried_on",
     "hooks_on_parameters",
     "closures",
@@ -65,6 +67,11 @@ def test_what_is_split() -> None:
 def test_gradients_of_slices_are_not_returned() -> None:
     with pytest.raises(RecordError, match=r"torch\.autograd\.grad"):
         run("gradients_asked_for", 2, tensor_parallel=2)
+
+
+def test_no_hook_misses_gradients_of_slices() -> None:
+    with pytest.raises(RecordError, match=r"slices of blocks\.0\.a\.weight, which has a hook"):
+        run("a_hook_behind_the_forward", 2, tensor_parallel=2)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,49 @@ def frozen(model: Any) -> Any:
 
 
 @loop
+def frozen_behind_the_forward(model: Any) -> Any:
+    """Autograd adds nothing to the gradient of a parameter that is frozen when it comes there."""
+    weight = model.blocks[0].a.weight
+    loss = loss_of(model, 0)
+    weight.requires_grad_(False)
+    loss.backward()
+    found = [weight.grad]
+    loss_of(model, 1).backward()
+    weight.requires_grad_(True)
+    loss_of(model, 2).backward()
+    return found, [item.grad.tolist() for item in model.parameters()]
+
+
+@loop
+def gradients_held(model: Any) -> Any:
+    """Over backwards that add to them, over one that has others, and put back."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held: list[Any] = []
+    found: list[Any] = []
+    for number in range(3):
+        loss_of(model, number).backward()
+        found += [gradient.tolist() for gradient in held]
+        held = [parameter.grad for parameter in model.parameters()]
+    optimizer.zero_grad()
+    loss_of(model, 3).backward()
+    found += [gradient.tolist() for gradient in held]
+    for parameter, gradient in zip(model.parameters(), held, strict=True):
+        parameter.grad = gradient
+    loss_of(model, 4).backward()
+    found += [gradient.tolist() for gradient in held]
+    optimizer.step()
+    return found, state_of(model)
+
+
+@loop
+def a_hook_behind_the_forward(model: Any) -> Any:
+    loss = loss_of(model, 0)
+    model.blocks[0].a.weight.register_hook(lambda gradient: gradient / gradient.norm())
+    loss.backward()
+    return [item.grad.tolist() for item in model.parameters()]
+
+
+@loop
 def carried_on(model: Any) -> Any:
     """From micro-batch to micro-batch: another member goes on with what one has made, and gradient flows back."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

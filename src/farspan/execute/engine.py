@@ -351,6 +351,8 @@ class Engine:
         """Returns the data of a value, or `part` of another rank's; runs what is recorded if it is not yet known."""
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
+        if value.is_gradient and self.recorder.num_pending_backwards and self.values.gradients.is_present(value):
+            self.recorder.gradients.get(self.parameters[value.gradient_of])  # the backwards that wait add to it
         if value.pending:
             self.flush("a value is read")
         if value.call is not None and value.data is None:

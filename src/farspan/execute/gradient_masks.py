@@ -26,6 +26,7 @@ class KeepsGradients(Protocol):
     """Keeps what others may still ask for."""
 
     def replace(self, items: Iterable[Placed], gradient: torch.Tensor | None) -> None: ...
+    def show(self, placed: Placed, value: Value) -> None: ...
 
 
 class GradientMasks:
@@ -136,3 +137,5 @@ def set_gradient(
     is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
     masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)
     kept.replace([placed], gradient.data if isinstance(gradient, Value) else gradient)
+    if isinstance(gradient, Value) and gradient.is_gradient and gradient.gradient_of == placed.name:
+        kept.show(placed, gradient)  # one that it had before

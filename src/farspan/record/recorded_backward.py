@@ -77,6 +77,7 @@ def record_backward(
         requested=requested,
         where=find_where(),
     )
+    recorder.hooks.check_backward(backward)
     moments = recorder.held_objects.moments
     backward.moment = moments.see_all() if moments.latest.snapshots else moments.latest
     graph.backwards.append(backward)

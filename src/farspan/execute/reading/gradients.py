@@ -59,6 +59,10 @@ class SharedGradients:
         """Returns whether a slower rank may still read a present gradient as it is now."""
         return bool(self._shown)
 
+    def is_present(self, value: Value) -> bool:
+        """Returns whether `value`, which the program has got as a gradient, still is the parameter's."""
+        return value.gradient_number == self._num_before.get(value.gradient_of, 0)
+
     def keep(self, placed: Placed) -> None:
         """This rank's parameter loses its gradient, which slower ranks may still read."""
         gradient = raw_grad(placed.tensor) if self._has_others else None

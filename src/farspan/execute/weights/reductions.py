@@ -142,6 +142,8 @@ def add_gradients(
     seeds: list[torch.Tensor] = []
     for part, gradient in zip(parts, gradients, strict=True):
         name = part.brought
+        if not parameters[whole_name(name)].tensor.requires_grad:
+            continue  # frozen since the forward: autograd adds nothing to its gradient either
         if type(name) is not SliceName or not _has_added(parameters[name.whole].tensor, name, gradient):
             roots.append(tensor_of(parameters, name))
             seeds.append(gradient)

@@ -30,7 +30,7 @@ from farspan.call.infer.entry import intern
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments
 from farspan.errors import RecordError
-from farspan.graph import Backward, earliest_uses
+from farspan.graph import Backward, SliceName, earliest_uses, whole_name
 from farspan.record.nodes.stopping import run_hooks, take_up
 from farspan.record.nodes.tensor_hooks import changed, register_hook
 from farspan.record.parameters.outside_tensors import go_on_outside
@@ -85,12 +85,6 @@ class Hooks:
         """Register a hook."""
         if not placed.tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        if placed.name in self.recorder.splitting.matrices.sliced_now:
-            self.recorder.refuse(
-                f"a hook on {placed.name}, which a forward has used that has not gone back",
-                why="the ranks of its stage have gradients of parts of it.",
-                hint="register hooks before the forward: the parameter stays whole then",
-            )
         hooked = self.hooked.setdefault(placed.name, _Hooked(placed))
         table = hooked.after if is_post else hooked.before
         handle = RemovableHandle(table)
@@ -106,6 +100,17 @@ class Hooks:
     def are_running(self) -> bool:
         """Returns whether one of them runs."""
         return self._now is not None
+
+    def check_backward(self, backward: Backward) -> None:
+        """Raise if the forward has used slices of a parameter that has got a hook since."""
+        for name in earliest_uses(backward) if self.are_there else ():
+            item = self.hooked.get(whole_name(name)) if type(name) is SliceName else None
+            if item is not None and (item.before or item.after):
+                self.recorder.refuse(
+                    f"a backward brings gradients of slices of {item.placed.name}, which has a hook",
+                    why=f"registered at {format_where(item.placed.hooked_at)}, behind the forward.",
+                    hint="register hooks before the forward: the parameter stays whole then",
+                )
 
     def run_backward(self, backward: Backward, reason: str) -> None:
         """Run all that is recorded, of which `backward` is the last, and the hooks."""

@@ -55,8 +55,6 @@ class Matrices:
         """In which form a matrix was split last ("column", "row"), by its name."""
         self.sliced: set[str] = set()
         """Names of the parameters that have been used in slices."""
-        self.sliced_now: set[str] = set()
-        """Names of the parameters that the current graph uses in slices."""
         self._sections: dict[str, int] = {}
         """Into how many sections the columns of a matrix fall, by its name, if not into one."""
         self._columns: dict[str, int] = {}
@@ -91,7 +89,6 @@ class Matrices:
 
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
-        self.sliced_now.clear()
         self._is_provisional = False
 
     def product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: SplitStage | None) -> Any:
@@ -146,7 +143,6 @@ class Matrices:
         size, requires_grad = placed.meta.shape[dim] // num_parts, placed.tensor.requires_grad
         name = SliceName(placed.name, dim, member * size, (member + 1) * size)
         self.sliced.add(placed.name)
-        self.sliced_now.add(placed.name)
         self.recorder.before_read(placed.tensor)
         value = self._slices.get(name)
         if value is None or value.meta.requires_grad != requires_grad:
