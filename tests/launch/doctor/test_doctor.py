@@ -98,11 +98,13 @@ def test_hosts_that_are_alike_are_one_class_and_one_behind_a_slow_link_is_its_ow
     gpus = replace(WELL, devices=(GPU,) * 4)
     speeds = {"a": 3e9, "b": 2.5e9, "far": 1e7, "cpu": 2.5e9}
     seen = found({"a": gpus, "b": gpus, "far": gpus, "cpu": WELL}, slots=2, bytes_per_s=speeds)
+    seen.links = [replace(link, bytes_per_s=1e6) if link.destination == "cpu" else link for link in seen.links]
     near, far, cpu = parse_cluster(format_cluster(seen)).classes
     assert (near.name, near.kind, near.num_hosts, near.devices_per_host) == ("a", "H100", 2, 4)
     assert near.memory_bytes == 80 * GIB and near.between_bytes_per_s == pytest.approx(2.5e9)
     assert far.num_hosts == 1 and far.between_bytes_per_s == pytest.approx(1e7)
     assert (cpu.name, cpu.kind, cpu.devices_per_host, cpu.memory_bytes) == ("cpu", "cpu", 2, 32 * GIB)
+    assert cpu.between_bytes_per_s == pytest.approx(1e6)  # it receives slowly
     assert [each.latency_s for each in (near, far, cpu)] == [pytest.approx(1e-4)] * 3
 
 
