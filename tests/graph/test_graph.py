@@ -18,7 +18,7 @@ def add(graph: Graph, stage: int, *inputs: Value, name: str = "call") -> Value:
     entry = SimpleNamespace(
         name=name, depends_on=(numbers,), differentiable=numbers, unused=set[int](), requires_grad=True
     )
-    call = Call(target=name, template=None, arguments=list(inputs), entry=entry, stage=stage, modes=None, where=None)
+    call = Call(target=name, template=None, arguments=list(inputs), entry=entry, stage=stage, modes=(), where=None)
     graph.add(call, list(inputs))
     call.outputs = (Value(META, stage, call=call),)
     return call.outputs[0]
@@ -108,7 +108,7 @@ def test_what_passes_no_gradient_on_makes_no_segment() -> None:
     memory = add(graph, 0)
     add(graph, 1, memory)
     entry = SimpleNamespace(name="detach", depends_on=((),), differentiable=(), requires_grad=False)
-    call = Call(target="", template=None, arguments=[memory], entry=entry, stage=0, modes=None, where=None)
+    call = Call(target="", template=None, arguments=[memory], entry=entry, stage=0, modes=(), where=None)
     graph.add(call, [memory])
     assert shape(graph) == [(0, 0, 2), (1, 1, 1)]
 

@@ -77,7 +77,7 @@ def stand_ins(pattern: Pattern) -> StandIns:
                 arguments=arguments,
                 entry=entry,
                 stage=stage,
-                modes=None,
+                modes=(),
                 where=None,
             )
             used = [item for i, item in enumerate(arguments) if item is not None and i not in entry.unused]
