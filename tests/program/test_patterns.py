@@ -250,9 +250,7 @@ def add(
         requires_grad=True,
         mutated=(),
     )
-    call = Call(
-        target=target, template=None, arguments=list(arguments), entry=entry, stage=stage, modes=(), where=None
-    )
+    call = Call(target=target, template=None, arguments=list(arguments), entry=entry, stage=stage, modes=(), where=None)
     graph.add(call, [item for i, item in enumerate(arguments) if item is not None and i not in unused], at_least=level)
     call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(metas)])
     graph.note(call, lazy, 0)
