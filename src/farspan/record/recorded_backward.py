@@ -77,7 +77,8 @@ def record_backward(
         requested=requested,
         where=find_where(),
     )
-    recorder.hooks.check_backward(backward)
+    if recorder.splitting.stages:
+        recorder.hooks.check_backward(backward)
     moments = recorder.held_objects.moments
     backward.moment = moments.see_all() if moments.latest.snapshots else moments.latest
     graph.backwards.append(backward)
