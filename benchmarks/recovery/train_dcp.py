@@ -29,7 +29,7 @@ def main() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
-    # With init_process_group("gloo") alone ranks meet addresses of the start before, and wait for 30 minutes.
+    # With init_process_group("gloo") alone ranks find addresses of the start before, and wait for gloo's timeout.
     agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore(f"start {start}", agent)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))

@@ -114,7 +114,7 @@ class Job:
         self.run_folder = run_folder
         self.grace_s = grace_s
         self.given_s = grace_s
-        """What the others were given."""
+        """Seconds that ranks which still ran after a failure had before SIGTERM."""
         self.ranks: list[Started] = []
         self.ended: list[Started] = []  # in the order of their ends
         self.never_joined: list[Started] = []

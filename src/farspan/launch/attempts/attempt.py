@@ -42,7 +42,7 @@ def attempt(
         variables: That all ranks get.
         files: As in `run`.
         grace_s: Seconds between the first failure and SIGTERM.
-        comes_again: Whether another start may follow, which what a rank has left running must not meet.
+        comes_again: Whether another start may follow, before which all that a rank has left running must be gone.
         says: Shows a text on the console.
     """
     shared = dict(variables)

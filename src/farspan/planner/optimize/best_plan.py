@@ -133,9 +133,9 @@ def best_plan(
     is_free = not problem.hints.are_about_places and problem.hints.remat is None
     wide = best_wide(graph, cluster, num_micro_batches, reduction=reduction) if is_free else None
     if wide is not None and wide.step_s < best.step_s * _WIDE_GAINS:
-        loser, why = (best, "wide stages keep more devices busy") if may_be_wide else (wide, 'stages="wide" runs it')
+        other, why = (best, "wide stages keep more devices busy") if may_be_wide else (wide, 'stages="wide" runs it')
         best = wide if may_be_wide else best
-        rejected.append(RejectedPlan(what=_what(loser), step_s=loser.step_s, why=why, pipeline=loser.pipeline))
+        rejected.append(RejectedPlan(what=_what(other), step_s=other.step_s, why=why, pipeline=other.pipeline))
     return SearchResult(
         best=_with_remat(best, problem),
         bound=bound.below(best.step_s),

@@ -53,9 +53,9 @@ class Restorer:
         self.names = names
         self.folder = folder
         self.in_place: list[tuple[str, torch.Tensor]] = []
-        """What is read into a tensor of the program's."""
+        """By their names in the checkpoint the program's tensors that are overwritten, once all is verified."""
         self.new: list[tuple[str, torch.Tensor]] = []
-        """What is read into memory of its own."""
+        """By their names in the checkpoint new tensors, which `verify` fills."""
         self.actions: list[Callable[[], object]] = []
         """What else is done, in this order."""
 
