@@ -31,9 +31,10 @@ from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
 from farspan.place.kept_plan import Widths
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import begin_measured, is_measuring
+from farspan.place.mesh.axis import check_tensor_parallel, tensor_axis
 from farspan.place.mesh.groups import GroupsChoice
 from farspan.place.mesh.lanes import check_micro_batches, cut_batches
-from farspan.place.mesh.tensor import check_tensor_parallel, places_of, with_sums
+from farspan.place.mesh.tensor import with_sums
 from farspan.place.places import place_first
 from farspan.place.pretrained.load import load_pretrained as load_pretrained
 from farspan.place.suitable import check_model
@@ -77,7 +78,7 @@ def distribute(
     micro_batches: int | str | None = None,
     seed: int | None = None,
     data_parallel: int | str | None = None,
-    tensor_parallel: int | None = None,
+    tensor_parallel: int | str | Mapping[str, int | str] | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -138,7 +139,10 @@ def distribute(
             matrix, and of the heads of an attention. What can be split is found by what the model does with it, and
             checked by numbers; the rest stays whole, and one line says why. Numbers differ by rounding from those of
             one process, and are the same each time. An automatic plan has as many stages as the ranks make; in a plan
-            of one's own such a stage is "rank:0&rank:1".
+            of one's own such a stage is "rank:0&rank:1". "auto": the number whose simulated step is the shortest, of
+            those that fit. A mapping asks for single matrices: `{"degree": 2, "lm_head": "vocab", "*.gate": "whole"}`,
+            names of modules or parameters (or glob patterns) to "column", "row", "vocab" or "whole"; without "degree"
+            all ranks run each layer, or those of a plan of one's own.
 
     Returns:
         `model` itself.
@@ -182,7 +186,7 @@ def distribute(
         plan_by_model[model] = chosen = choose_plan(model, plan, Hints(), 1)
         engine.console.show_plan(chosen)
         return model
-    split_places = places_of(engine.num_ranks, tensor_parallel, stages)
+    axis = tensor_axis(engine, model, tensor_parallel, plan, stages, micro_batches)
     begin_recording(engine)
     adapt_trainers()
     if not engine.recorder.roots:
@@ -194,7 +198,7 @@ def distribute(
         estimated = chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        chosen = choose_plan(model, plan, hints, engine.num_ranks, split_places, may_be_wide=stages == "wide")
+        chosen = choose_plan(model, plan, hints, engine.num_ranks, axis.places, may_be_wide=stages == "wide")
         if isinstance(micro_batches, int):
             chosen = dataclasses.replace(chosen, micro_batches=micro_batches)
         if remat is not None:
@@ -203,9 +207,9 @@ def distribute(
             chosen = dataclasses.replace(chosen, schedule=schedule)
         if gradient_reduction is not None:
             chosen = dataclasses.replace(chosen, gradient_reduction=gradient_reduction)
-        estimated = chosen = with_sums(chosen, gradient_reduction)
+        estimated = chosen = with_sums(axis.of(chosen, engine.num_ranks), gradient_reduction)
         is_open = (
-            not split_places
+            not axis.places
             and (
                 isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
             )
@@ -234,6 +238,8 @@ def distribute(
     engine.console.show_plan(chosen)
     if isinstance(groups, GroupsChoice) and groups.found is not None:
         engine.console.say(groups.said())
+    if axis.said:
+        engine.console.say(axis.said)
     return model
 
 

@@ -79,7 +79,7 @@ def test_no_hook_misses_gradients_of_slices() -> None:
     [
         ({"tensor_parallel": 3}, "does not divide 2 ranks"),
         ({"tensor_parallel": 0}, "is no number of ranks"),
-        ({"tensor_parallel": "auto"}, "is no number of ranks"),
+        ({"tensor_parallel": "twice"}, "is no number of ranks"),
         ({"tensor_parallel": 2, "stages": 2}, "stages=2 with tensor_parallel=2"),
         ({"tensor_parallel": 2, "plan": {"": "rank:0"}}, "with plan="),
         ({"tensor_parallel": 2, "gradient_reduction": "exact"}, "gradient_reduction"),

@@ -12,7 +12,7 @@ from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
-from farspan.plan import Homes, Plan, Resolved, Team, parse_places, resolve, resolve_remat
+from farspan.plan import Homes, Plan, Resolved, Team, layouts_of, parse_places, resolve, resolve_remat
 from farspan.profile import keepers, tied
 from farspan.record.team.team_tensor import SplitStage
 from farspan.schedule import LEAST_WEIGHT_WORK_S
@@ -29,13 +29,14 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     """
     resolved = _resolved(engine, model, plan)
     again = _computed_again(model, plan)
+    layouts = _layouts(engine, model, plan)
     engine.agreement_of_all.agree_on("plan", plan.to_json())
     give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
     prefix = f"model{number}." if number else ""
     placed = place(model, engine.recorder, resolved, prefix=prefix)
     engine.add_parameters(placed)
-    split_stages(engine, model, resolved.splits, prefix)
+    split_stages(engine, model, resolved.splits, layouts, prefix)
     engine.groups.share_weights(placed)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
@@ -115,6 +116,21 @@ def _resolve(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool) ->
         indivisible=keepers(model),
         may_idle=may_idle,
     )
+
+
+def _layouts(engine: Engine, model: nn.Module, plan: Plan) -> dict[str, str]:
+    """Returns how matrices were asked to lie on the members of split stages, by the first name of each."""
+    if not plan.tensor_layouts:
+        return {}
+    first = {id(item): name for name, item in model.named_parameters()}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    found = layouts_of(
+        plan,
+        _resolve(engine, model, plan, may_idle=False),
+        modules=[name for name, _ in model.named_modules(remove_duplicate=False)],
+        matrices=[name for name, item in named.items() if item.dim() == 2],
+    )
+    return {first[id(named[name])]: layout for name, layout in found.items()}
 
 
 def _occurrences(teams: list[Team]) -> list[tuple[Team, int]]:

@@ -4,6 +4,7 @@ from farspan.plan.plan import PLANNED_SECONDS as PLANNED_SECONDS
 from farspan.plan.plan import Plan as Plan
 from farspan.plan.remat import resolve_remat as resolve_remat
 from farspan.plan.resolve import Resolved as Resolved
+from farspan.plan.resolve import layouts_of as layouts_of
 from farspan.plan.resolve import resolve as resolve
 from farspan.plan.team import Homes as Homes
 from farspan.plan.team import Place as Place
@@ -26,6 +27,7 @@ __all__ = [
     "format_place",
     "format_places",
     "is_split",
+    "layouts_of",
     "parse_place",
     "parse_places",
     "resolve",

@@ -22,9 +22,11 @@ __all__ = [
     "remat",
     "schedule",
     "stages",
+    "tensor_layouts",
 ]
 
-"""Names of the schedules a plan may ask for."""
+LAYOUTS = ("column", "row", "vocab", "whole")
+"""How a matrix of a split stage may be asked to lie on its members."""
 
 
 def stages(value: object) -> tuple[str, ...]:
@@ -86,6 +88,25 @@ def gradient_reduction(value: object) -> None:
     """Returns the name, which must be one of the two ways."""
     if value not in ("exact", "sum"):
         raise _wrong("gradient_reduction", value, '"exact", as in one process, or "sum", which sends less')
+
+
+def tensor_layouts(value: object) -> dict[str, str]:
+    """Returns a copy of the names and their layouts, in their order."""
+    if not isinstance(value, Mapping):
+        raise _wrong("tensor_layouts", value, 'names to layouts such as {"lm_head": "vocab"}')
+    found: dict[str, str] = {}
+    for name, layout in cast("Mapping[object, object]", value).items():
+        if not isinstance(name, str):
+            raise _wrong("tensor_layouts", name, "names of modules or parameters")
+        if not isinstance(layout, str) or layout not in LAYOUTS:
+            near = difflib.get_close_matches(quoted(layout).lower(), LAYOUTS, n=1, cutoff=0.3)
+            raise PlanError(
+                f'"tensor_layouts": "{name}" cannot be {quoted(layout)}.',
+                why=f"a matrix is split in one of the ways {', '.join(LAYOUTS[:-1])}, or is {LAYOUTS[-1]}.",
+                hint=f'"{name}": "{near[0] if near else LAYOUTS[0]}"',
+            )
+        found[name] = layout
+    return found
 
 
 def lookahead(value: object) -> None:

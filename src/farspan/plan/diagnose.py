@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from farspan.errors import PlanError
 from farspan.plan.plan import Plan
 
-__all__ = ["module_not_found", "name_not_found", "nobody_owns", "not_found", "ranks_do_not_fit"]
+__all__ = [
+    "is_not_split",
+    "layout_not_found",
+    "means_no_matrix",
+    "module_not_found",
+    "name_not_found",
+    "nobody_owns",
+    "not_found",
+    "ranks_do_not_fit",
+]
 
 _MOST_NAMES = 4
 
@@ -52,6 +61,30 @@ def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
 def module_not_found(entry: str, modules: Sequence[str]) -> PlanError:
     """Returns the error for a name in `remat` that matches no module of the model."""
     return not_found(entry, modules, f"remat: '{entry}' matches no module of this model.", "module")
+
+
+def layout_not_found(entry: str, nodes: Sequence[str]) -> PlanError:
+    """Returns the error for a name in `tensor_layouts` that matches nothing in the model."""
+    return not_found(entry, nodes, f"tensor_parallel: '{entry}' matches nothing in this model.", "module or parameter")
+
+
+def means_no_matrix(entry: str, matrices: Sequence[str]) -> PlanError:
+    """Returns the error for a name in `tensor_layouts` that means no parameter of two dimensions."""
+    return PlanError(
+        f"tensor_parallel: '{entry}' means no matrix.",
+        why="parameters of two dimensions are split over the ranks of a stage; biases go with them.",
+        hint=f"one of {_listed(matrices)}",
+    )
+
+
+def is_not_split(entry: str, plan: Plan, stage: int) -> PlanError:
+    """Returns the error for a name in `tensor_layouts` that means what one rank runs."""
+    place = plan.stages[stage]
+    return PlanError(
+        f"tensor_parallel: '{entry}' lies on stage {stage}, which {place} runs alone.",
+        why="only the ranks of a split stage have parts of a matrix each.",
+        hint=f'"{place}&rank:{plan.num_ranks}" in the place of "{place}"; or leave {entry} out',
+    )
 
 
 def not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanError:

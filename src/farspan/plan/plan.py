@@ -48,6 +48,9 @@ class Plan:
         gradient_reduction: How gradients are added up that come from other ranks: those of wide stages, and of tied
             weights. "exact": one by one, in the loop's order, to the last bit as in one process; "sum": each rank adds
             up those of its micro-batches and sends them once a step, which is less to send, and differs by rounding.
+        tensor_layouts: How matrices of split stages are to lie on the members, where that is not to follow from what
+            the model does: name of a module or parameter, or glob, to "column", "row", "vocab" (by the words of a
+            vocabulary) or "whole". What is said of a part beats what is said of the whole.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1), and from `farspan plan` "peak_bytes", "limit_bytes" (memory), "busy" (share of the step), and
             "micro_batch_s" (seconds of work for each). Two plans that differ only here are equal.
@@ -70,6 +73,7 @@ class Plan:
     remat: bool | tuple[str, ...] = False
     micro_batches: int = 1
     gradient_reduction: str = "exact"
+    tensor_layouts: Mapping[str, str] = field(default_factory=dict[str, str])
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
     def __post_init__(self) -> None:
@@ -81,6 +85,8 @@ class Plan:
         check.micro_batches(self.micro_batches)
         check.gradient_reduction(self.gradient_reduction)
         estimates = check.estimates(self.estimates, len(stages))
+        layouts = check.tensor_layouts(self.tensor_layouts)
+        object.__setattr__(self, "tensor_layouts", layouts)
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "remat", remat)
@@ -167,6 +173,7 @@ class Plan:
             remat=self.remat,
             micro_batches=self.micro_batches,
             gradient_reduction=self.gradient_reduction,
+            tensor_layouts=self.tensor_layouts,
             estimates=self.estimates,
         )
 
@@ -206,4 +213,4 @@ class Plan:
 
     def _key(self) -> tuple[object, ...]:
         ways = (self.schedule, self.lookahead, self.remat, self.micro_batches, self.gradient_reduction)
-        return (self.stages, tuple(self.placement.items()), *ways)
+        return (self.stages, tuple(self.placement.items()), tuple(self.tensor_layouts.items()), *ways)

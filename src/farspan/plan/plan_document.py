@@ -25,6 +25,7 @@ _KEYS = (
     "micro_batches",
     "gradient_reduction",
     "placement",
+    "tensor_layouts",
     "estimates",
 )
 
@@ -38,6 +39,7 @@ def write(
     remat: bool | Sequence[str],
     micro_batches: int,
     gradient_reduction: str,
+    tensor_layouts: Mapping[str, str],
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
     """Returns a plan's fields as JSON text that ends with a newline."""
@@ -51,6 +53,9 @@ def write(
         *([("gradient_reduction", json.dumps(gradient_reduction))] if gradient_reduction != "exact" else []),
         ("placement", _block("{}", [f"{json.dumps(name)}: {stage}" for name, stage in placement.items()])),
     ]
+    if tensor_layouts:
+        lines = [f"{json.dumps(name)}: {json.dumps(layout)}" for name, layout in tensor_layouts.items()]
+        members.append(("tensor_layouts", _block("{}", lines)))
     if estimates:
         rows = [f"{json.dumps(name)}: {json.dumps(list(row))}" for name, row in estimates.items()]
         members.append(("estimates", _block("{}", rows)))

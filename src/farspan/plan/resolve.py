@@ -21,10 +21,17 @@ from fnmatch import translate
 from typing import TypeVar
 
 from farspan.errors import PlanError
-from farspan.plan.diagnose import name_not_found, nobody_owns, ranks_do_not_fit
+from farspan.plan.diagnose import (
+    is_not_split,
+    layout_not_found,
+    means_no_matrix,
+    name_not_found,
+    nobody_owns,
+    ranks_do_not_fit,
+)
 from farspan.plan.plan import Plan
 
-__all__ = ["Resolved", "assign", "matched", "outermost", "resolve", "with_ancestors"]
+__all__ = ["Resolved", "assign", "layouts_of", "matched", "outermost", "resolve", "with_ancestors"]
 
 _MIXED = -1
 _Owner = TypeVar("_Owner")
@@ -99,6 +106,36 @@ def resolve(
         owner=owner,
         leaf_stage={name: None if status[name] == _MIXED else status[name] for name in modules},
     )
+
+
+def layouts_of(plan: Plan, resolved: Resolved, *, modules: Sequence[str], matrices: Sequence[str]) -> dict[str, str]:
+    """Find out how the matrices of split stages are asked to lie on the members.
+
+    Args:
+        plan: The plan.
+        resolved: What it means for the model.
+        modules: Names of all modules.
+        matrices: Names of the parameters of two dimensions; of a tied one all its names.
+
+    Returns:
+        "column", "row", "vocab" or "whole" by the name of a matrix; nothing where no stage is split.
+
+    Raises:
+        PlanError: An entry matches nothing or means no matrix, or asks to split what one rank runs.
+    """
+    if not any(map(plan.is_split, range(plan.num_stages))):
+        return {}
+    nodes = with_ancestors([*modules, *resolved.name_stage])
+    asked = assign(plan.tensor_layouts, nodes, lambda entry: layout_not_found(entry, nodes))
+    for entry, layout in plan.tensor_layouts.items():
+        meant = matched(entry, nodes)
+        below = [name for name in matrices if any(not each or f"{name}.".startswith(f"{each}.") for each in meant)]
+        if not below:
+            raise means_no_matrix(entry, matrices)
+        apart = [name for name in below if not plan.is_split(resolved.name_stage[name])]
+        if layout != "whole" and len(apart) == len(below):
+            raise is_not_split(entry, plan, resolved.name_stage[apart[0]])
+    return {name: layout for name in matrices if (layout := asked[name]) is not None}
 
 
 def with_ancestors(names: Sequence[str]) -> list[str]:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from farspan.call.infer.entry import meta_of
 from farspan.call.pytree.template import flatten_arguments
-from farspan.record.team.apart import Operand, Trial, tried
-from farspan.record.team.sizes import TAKES_SIZES, sizes_of_part
+from farspan.record.team.parts.apart import Operand, Trial, tried
+from farspan.record.team.parts.shares import share_of
+from farspan.record.team.parts.sizes import TAKES_SIZES, sizes_of_part
 
 X = torch.randn(2, 4, 6, 8)
 """Of batch, heads, positions, width."""
@@ -45,11 +46,16 @@ def found(function: Any, *args: Any, dims: tuple[int | None, ...], written: tupl
         Operand(
             whole=dataclasses.replace(meta_of(item), requires_grad=item.is_floating_point()),
             dim=dim,
-            part=meta_of(item if dim is None else item.narrow(dim, 0, item.shape[dim] // 2).contiguous()),
+            parts=tuple([meta_of(item if dim is None else part_of(item, dim, member)) for member in range(2)]),
         )
         for item, dim in zip(tensors, dims, strict=True)
     ]
-    return tried(function, template, flatten_arguments((args[0], *sizes), {})[0], operands, dims, written, 2)
+    part_template, _ = flatten_arguments((args[0], *sizes), {})
+    return tried(function, template, [part_template] * 2, operands, dims, written, 2)
+
+
+def part_of(item: Tensor, dim: int, member: int) -> Tensor:
+    return share_of(item, dim, 1, member, 2).contiguous()
 
 
 @pytest.mark.parametrize(
@@ -67,6 +73,7 @@ def found(function: Any, *args: Any, dims: tuple[int | None, ...], written: tupl
         (F.layer_norm, (X, (8,), torch.randn(8), torch.randn(8)), (1, None, None), 1),
         (torch.Tensor.mean, (X, -1), (1,), 1),
         (torch.Tensor.mul_, (X, 2.0), (1,), 1),
+        (torch.tanh, (torch.randn(3, 7),), (1,), 1),
     ],
 )
 def test_part_by_part(function: Any, args: tuple[Any, ...], dims: tuple[int | None, ...], result: int) -> None:
@@ -75,12 +82,30 @@ def test_part_by_part(function: Any, args: tuple[Any, ...], dims: tuple[int | No
     assert set(trial.results) == {(result, 1)}
 
 
+def test_batch_and_heads_in_one_dimension_are_a_section_for_each_row() -> None:
+    """The heads of one row lie between those of others."""
+    trial = found(torch.Tensor.reshape, X, 8, 6, 8, dims=(1,))
+    assert trial is not None
+    assert trial.results == ((0, 2),)
+
+
+def test_parts_of_different_lengths() -> None:
+    operand = Operand(
+        whole=dataclasses.replace(meta_of(torch.randn(3, 7)), requires_grad=True),
+        dim=1,
+        parts=(meta_of(torch.randn(3, 4)), meta_of(torch.randn(3, 3))),
+    )
+    template, _ = flatten_arguments((torch.randn(3, 7),), {})
+    trial = tried(torch.tanh, template, [template] * 2, [operand], (1,), (), 2)
+    assert trial is not None
+    assert trial.results == ((1, 1),)
+
+
 @pytest.mark.parametrize(
     ("function", "args", "dims"),
     [
         (torch.softmax, (X, 1), (1,)),
         (torch.Tensor.sum, (X, 1), (1,)),
-        (torch.Tensor.reshape, (X, 8, 6, 8), (1,)),  # the heads of one row lie between those of others
         (torch.Tensor.view, (torch.randn(2, 6, 30), 2, 6, 3, 10), (2,)),  # three heads
         (torch.matmul, (X, torch.randn(8, 4)), (3, 0)),  # partial sums
         (torch.cumsum, (X, 1), (1,)),

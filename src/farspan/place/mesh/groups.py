@@ -8,11 +8,11 @@ from torch import nn
 
 from farspan.cluster import within_host
 from farspan.launch.environment import read_environment
-from farspan.planner.mesh import GroupsForecast, best_groups, nominal_speeds
+from farspan.planner.mesh import GroupsForecast, Machine, best_groups, nominal_speeds
 from farspan.profile import name_of_device, units_of
 from farspan.units import format_bytes
 
-__all__ = ["GroupsChoice"]
+__all__ = ["GroupsChoice", "nominal_machine", "nominal_micro_batches"]
 
 _BETWEEN_HOSTS_BYTES_PER_S = 1.25e9
 """Ten gigabits: what is usual, for nothing has been measured yet."""
@@ -38,20 +38,14 @@ class GroupsChoice:
         Raises:
             PlanError: The model fits into no number of groups.
         """
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        num_near = read_environment().local_world_size
-        if device.type == "cuda":
-            memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
-        else:
-            memory_bytes = psutil.virtual_memory().total / max(num_near, 1)
-        given = self._micro_batches
+        machine = nominal_machine(num_ranks)
         self.found = best_groups(
             units_of(self._model, num_ranks),
             num_ranks,
-            memory_bytes=memory_bytes,
-            flops_per_s=nominal_speeds(device.type).flops_per_s,
-            bytes_per_s=within_host(name_of_device(device))[0] if num_near >= num_ranks else _BETWEEN_HOSTS_BYTES_PER_S,
-            num_micro_batches=given if isinstance(given, int) else _MICRO_BATCHES_FOR_EACH_STAGE * num_ranks,
+            memory_bytes=machine.memory_bytes,
+            flops_per_s=machine.flops_per_s,
+            bytes_per_s=machine.bytes_per_s,
+            num_micro_batches=nominal_micro_batches(self._micro_batches, num_ranks),
         )
         return self.found.num_groups
 
@@ -63,3 +57,24 @@ class GroupsChoice:
             f"most {format_bytes(self.found.held_bytes)} of parameters, gradients and optimizer state on a rank; "
             "farspan.data_rank() and farspan.data_world() are for samplers"
         )
+
+
+def nominal_machine(num_ranks: int) -> Machine:
+    """Returns what this rank is taken to have, as one of so many."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    num_near = read_environment().local_world_size
+    if device.type == "cuda":
+        memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
+    else:
+        memory_bytes = psutil.virtual_memory().total / max(num_near, 1)
+    is_near = num_near >= num_ranks
+    return Machine(
+        memory_bytes=memory_bytes,
+        flops_per_s=nominal_speeds(device.type).flops_per_s,
+        bytes_per_s=within_host(name_of_device(device))[0] if is_near else _BETWEEN_HOSTS_BYTES_PER_S,
+    )
+
+
+def nominal_micro_batches(given: int | str | None, num_ranks: int) -> int:
+    """Returns how many micro-batches a batch is taken to have, where the caller of `distribute` has given that."""
+    return given if isinstance(given, int) else _MICRO_BATCHES_FOR_EACH_STAGE * num_ranks

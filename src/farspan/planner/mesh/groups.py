@@ -19,14 +19,29 @@ from farspan.planner.model_unit import Unit
 from farspan.planner.partition import partition
 from farspan.units import format_bytes
 
-__all__ = ["GroupsForecast", "best_groups"]
+__all__ = ["COPIES", "FLOPS", "LATENCY_S", "POSITIONS", "GroupsForecast", "Machine", "best_groups"]
 
-_COPIES = 4
+COPIES = 4
 """Of a parameter that is trained: itself, its gradient, and what Adam keeps."""
-_POSITIONS = 4096
+POSITIONS = 4096
 """That a batch is taken to have, for none has been seen: a unit's cost is multiply-adds for each of them."""
-_FLOPS = 2.0
-_LATENCY_S = 1e-4
+FLOPS = 2.0
+LATENCY_S = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a rank is taken to have, where nothing has been measured.
+
+    Attributes:
+        memory_bytes: Its memory.
+        flops_per_s: Its speed.
+        bytes_per_s: Of the link to others.
+    """
+
+    memory_bytes: float
+    flops_per_s: float
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +107,13 @@ def best_groups(
         for unit, stage in zip(units, stage_of, strict=True):
             costs[stage] += unit.cost
             sizes[stage] += unit.parameter_bytes
-        held = _COPIES * max(sizes)
+        held = COPIES * max(sizes)
         least = held if not least else min(least, held)
         if held > memory_bytes:
             continue
-        forward_s = [_FLOPS * cost * _POSITIONS / flops_per_s / num_micro_batches for cost in costs]
+        forward_s = [FLOPS * cost * POSITIONS / flops_per_s / num_micro_batches for cost in costs]
         stages = [ChainStage(forward_s=seconds, backward_s=2 * seconds) for seconds in forward_s]
-        link = Link(name="", latency=_LATENCY_S)
+        link = Link(name="", latency=LATENCY_S)
         step_s = chain_step(stages, num_micro_batches, link=link).step_time
         if num_groups > 1:  # an all-reduce, which begins with the backward and is hidden by nothing but that
             reduction_s = 2 * (num_groups - 1) / num_groups * max(sizes) / bytes_per_s

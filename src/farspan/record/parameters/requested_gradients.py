@@ -11,7 +11,7 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.graph import RequestedGradients, Value
 from farspan.record.recorded_backward import record_backward
-from farspan.record.team.team_tensor import TeamTensor
+from farspan.record.team.team_tensor import TeamTensor, gradient_of_parts
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ def _grad(
     materialize_grads: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     wanted_tensors: Sequence[Any] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if any(type(item) is TeamTensor for item in wanted_tensors):
+        parts = [item._parts if type(item) is TeamTensor else [item] for item in wanted_tensors]
+        flat = [part for each in parts for part in each]
+        ways = (retain_graph, create_graph, only_inputs, True, is_grads_batched)
+        found = iter(_grad(recorder, outputs, flat, grad_outputs, *ways))
+        by_tensor = [[next(found) for _ in each] for each in parts]
+        gradients = [gradient_of_parts(item, each) for item, each in zip(wanted_tensors, by_tensor, strict=True)]
+        return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
     if is_grads_batched:
         recorder.refuse("is_grads_batched=True cannot be recorded", hint="call torch.autograd.grad once for each")
     placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
@@ -46,9 +54,9 @@ def _grad(
     for item in recorded:
         recorder.deferred.record_one(item)
     sliced = [item.name for item in placed if item and item.name in recorder.splitting.matrices.sliced]
-    if sliced or any(type(item) is TeamTensor for item in wanted_tensors):
+    if sliced:
         recorder.refuse(
-            f"torch.autograd.grad for {sliced[0] if sliced else 'a tensor inside of a split stage'}",
+            f"torch.autograd.grad for {sliced[0]}",
             why="the ranks of its stage have gradients of parts of it.",
             hint="loss.backward() and .grad, or farspan.distribute without tensor_parallel=",
         )
@@ -75,6 +83,13 @@ def _grad(
     ]
     of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], requested))
     known = [next(of_outside if key is None else of_recorded) for key in keys]
+    return _as_asked(wanted_tensors, known, allow_unused, materialize_grads)
+
+
+def _as_asked(
+    wanted_tensors: Sequence[Any], known: list[Any], allow_unused: bool | None, materialize_grads: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Returns the gradients, of which those that are None may have to be zeros, or may not be."""
     if materialize_grads:
         known = [
             torch.zeros_like(item.detach()) if gradient is None else gradient

@@ -9,7 +9,8 @@ parameter has one owner; a slice of it comes to the member that uses it when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.call.leaf import sliced
 from farspan.graph import Meta, SliceName, Value
+from farspan.record.team.parameter_views import ParameterView, ParameterViews
+from farspan.record.team.parts.shares import extent_of
 from farspan.record.team.products import Product, product_of
 from farspan.record.team.team_tensor import Splits, SplitStage, TeamTensor, used
 from farspan.record.tensor import LazyTensor
@@ -49,12 +52,17 @@ class Matrices:
         self.splitting = splitting
         self.record = record
         self.everywhere = everywhere
+        self.asked: dict[str, str] = {}
+        """How a matrix was asked to lie on the members, by its name."""
         self.kept_whole: dict[str, str] = {}
         """Why a matrix is not split, by its name."""
         self.split: dict[str, str] = {}
-        """In which form a matrix was split last ("column", "row"), by its name."""
+        """In which form a matrix was split last ("column", "row", "vocab"), by its name."""
         self.sliced: set[str] = set()
         """Names of the parameters that have been used in slices."""
+        self.views = ParameterViews()
+        self._vocabularies: set[str] = set()
+        """Names of the matrices that give at least as many numbers as they take, as one from states to words does."""
         self._sections: dict[str, int] = {}
         """Into how many sections the columns of a matrix fall, by its name, if not into one."""
         self._columns: dict[str, int] = {}
@@ -63,12 +71,18 @@ class Matrices:
         """True if a matrix of the current graph will be split otherwise in the next one."""
         self._slices: dict[SliceName, Value] = {}
 
+    def ask(self, layouts: Mapping[str, str]) -> None:
+        """Let matrices lie as asked, by name."""
+        self.asked.update(layouts)
+        self.kept_whole.update({name: "as asked" for name, layout in layouts.items() if layout == "whole"})
+
     def forget_slices(self) -> None:
         """A step has ended, or parameters were written: from now on they are new sources."""
         self._slices.clear()
 
     def form_of(self, name: str) -> tuple[str, str]:
-        """Returns how a parameter is split ("column", "row", "whole"; "" if it is in no product), and why not."""
+        """Returns how a parameter is split ("column", "row", "vocab", "whole"; "" if it is in no product), and why
+        not."""
         if name in self.kept_whole:
             return "whole", self.kept_whole[name]
         return self.split.get(name, ""), ""
@@ -83,13 +97,23 @@ class Matrices:
         return True
 
     def keep_whole(self, name: str, reason: str) -> None:
-        """Let a matrix be whole from now on; not for what follows from one that will be split otherwise."""
-        if not self._is_provisional:
+        """Let a matrix be whole from now on; not for what follows from one that will be split otherwise, nor if it was
+        asked to be split: then what it gives is gathered each time."""
+        if not self._is_provisional and name not in self.asked:
             self.kept_whole.setdefault(name, reason)
+
+    def are_vocabularies(self, names: Collection[str]) -> bool:
+        """Returns whether a tensor that matrices of these names have split may have a number for each word."""
+        return bool(names) and self._vocabularies.issuperset(names)
+
+    def note_vocabulary(self, names: Collection[str]) -> None:
+        """A loss has taken what matrices of these names give, word by word."""
+        self.split.update(dict.fromkeys([name for name in names if self.asked.get(name) != "column"], "vocab"))
 
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
         self._is_provisional = False
+        self.views.clear()
 
     def product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: SplitStage | None) -> Any:
         """Record a product with one of the model's matrices; NotImplemented if it is none that can be split.
@@ -104,44 +128,56 @@ class Matrices:
         if product is None:
             return NotImplemented
         kind, x, weight, bias = product
-        recorder, placed = self.recorder, self.recorder.placed.get(id(weight))
+        recorder = self.recorder
         split = x._split if type(x) is TeamTensor else current
-        if placed is None or split is None or not placed.is_parameter or weight.dim() != 2 or not x.dim():
+        if split is None or not x.dim() or weight.dim() != 2:
             return NotImplemented
+        matrix = self.view_of(weight)
         is_plain = type(x) is torch.Tensor
-        if not (is_plain or isinstance(x, LazyTensor)) or not x.dtype.is_floating_point:
+        if matrix is None or not (is_plain or isinstance(x, LazyTensor)) or not x.dtype.is_floating_point:
             return NotImplemented
         if is_plain and x.requires_grad:
             return NotImplemented
-        bias_placed = None if bias is None else recorder.placed.get(id(bias))
-        if bias is not None and (bias_placed is None or bias.dim() != 1):
+        offset = None if bias is None else self.view_of(bias)
+        if bias is not None and (offset is None or bias.dim() != 1):
             return NotImplemented
-        name, num_parts, num_columns = placed.name, len(split.members), weight.shape[kind.out_dim]
-        if any(item.name in recorder.hooks.hooked for item in (placed, bias_placed) if item is not None):
+        name, num_parts, num_columns = matrix.placed.name, len(split.members), weight.shape[kind.out_dim]
+        if any(item.placed.name in recorder.hooks.hooked for item in (matrix, offset) if item is not None):
             self.kept_whole.setdefault(name, "it has a hook")
+        asked, is_whole = self.asked.get(name), name in self.kept_whole
+        call = _Call(function, kind, matrix, offset, split)
         near: Any = x
         if type(x) is TeamTensor and x._dim is not None:
             is_last = x._dim == x.dim() - 1 and x._sections == 1
-            if is_last and weight.shape[kind.in_dim] == x.shape[-1] and name not in self.kept_whole:
-                self.split[name] = "row"
-                return self._row(function, kind, x, placed, bias)
+            fits = is_last and weight.shape[kind.in_dim] == x.shape[-1]
+            if fits and not is_whole and asked in (None, "row"):
+                return self._row(call, x, bias)
             near = self.splitting.join(x, f"{name} takes it as a whole")
-        elif num_columns % num_parts or num_columns < 2 * num_parts:
-            self.keep_whole(name, f"{num_columns} columns for {num_parts} ranks")
-        elif name not in self.kept_whole:
-            self.split[name] = "column"
-            parts = [x] * num_parts if is_plain else used(self.everywhere(x, split))._parts
-            return self._column(function, kind, parts, split, placed, bias_placed)
+        is_few = num_columns < 2 * num_parts or (num_columns % num_parts and num_columns < weight.shape[kind.in_dim])
+        if near is x and is_few and not is_whole and asked is None:
+            self.cannot(name, f"{num_columns} columns for {num_parts} ranks")
+        elif not is_whole and (asked or near is x) and num_columns >= num_parts:
+            parts = [near] * num_parts if is_plain else used(self.everywhere(near, split))._parts
+            return self._row_of_whole(call, parts, bias) if asked == "row" else self._column(call, parts)
         if type(near) is TeamTensor:  # the copy of the member that owns the matrix, if one of them does
-            owners = split.owners
-            near = used(near)._parts[owners.index(placed.stage) if placed.stage in owners else 0]
+            owners, stage = split.owners, matrix.placed.stage
+            near = used(near)._parts[owners.index(stage) if stage in owners else 0]
         made, given = kind.call(function, near, weight, bias)
         return recorder.dispatch(made, given, {})
 
-    def slice_of(self, placed: Placed, dim: int, member: int, num_parts: int) -> LazyTensor:
-        """Returns a member's slice of a parameter."""
-        size, requires_grad = placed.meta.shape[dim] // num_parts, placed.tensor.requires_grad
-        name = SliceName(placed.name, dim, member * size, (member + 1) * size)
+    def view(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a view of a parameter, of which members may take slices; NotImplemented if it is none."""
+        source = self.view_of(args[0]) if args else None
+        if source is None:
+            return NotImplemented
+        result = self.recorder.dispatch(function, args, kwargs)
+        self.views.note(source, function, result)
+        return result
+
+    def slice_of(self, placed: Placed, dim: int, begin: int, size: int) -> LazyTensor:
+        """Returns a slice of a parameter, for a member."""
+        requires_grad = placed.tensor.requires_grad
+        name = SliceName(placed.name, dim, begin, begin + size)
         self.sliced.add(placed.name)
         self.recorder.before_read(placed.tensor)
         value = self._slices.get(name)
@@ -154,44 +190,101 @@ class Matrices:
                 value.data = sliced(placed.tensor.detach(), name)
         return LazyTensor.make(value, self.recorder)
 
-    def _column(
-        self,
-        function: Any,
-        kind: Product,
-        given: Sequence[torch.Tensor],
-        split: SplitStage,
-        weight: Placed,
-        bias: Placed | None,
-    ) -> TeamTensor:
-        parts: list[Any] = []
-        num_parts, sections = len(split.members), self._sections.get(weight.name, 1)
-        self._columns[weight.name] = weight.meta.shape[kind.out_dim]
-        for member, (part, stage) in enumerate(zip(given, split.members, strict=True)):
-            own = self._share_of(weight, kind.out_dim, member, num_parts, sections, stage)
-            own_bias = None if bias is None else self._share_of(bias, 0, member, num_parts, sections, stage)
-            parts.append(self.record(*kind.call(function, part, own, own_bias), stage))
-        weights = frozenset([weight.name])
-        return TeamTensor.of(self.splitting, split, parts, parts[0].dim() - 1, weights, sections=sections)
-
-    def _share_of(self, placed: Placed, dim: int, member: int, num_parts: int, sections: int, stage: int) -> LazyTensor:
-        """Returns a member's share of each section of a parameter, behind each other."""
+    def share_of(self, view: ParameterView, dim: int, member: int, split: SplitStage, sections: int = 1) -> LazyTensor:
+        """Returns a member's share of each section of a parameter along `dim`, behind each other."""
+        placed, num_parts, whole = view.placed, len(split.members), view.extent(dim)
+        first = view.begin if dim == 0 else 0
         if sections == 1:
-            return self.slice_of(placed, dim, member, num_parts)
-        slices = [
-            self.slice_of(placed, dim, number * num_parts + member, sections * num_parts) for number in range(sections)
-        ]
-        return self.record(torch.cat, (slices, dim), stage)
+            begin, size = extent_of(whole, member, num_parts)
+            return self.slice_of(placed, dim, first + begin, size)
+        size = whole // (sections * num_parts)
+        begins = [first + (number * num_parts + member) * size for number in range(sections)]
+        slices = [self.slice_of(placed, dim, begin, size) for begin in begins]
+        return self.record(torch.cat, (slices, dim), split.members[member])
 
-    def _row(self, function: Any, kind: Product, x: TeamTensor, weight: Placed, bias: Any) -> TeamTensor:
-        members = x._split.members
+    def view_of(self, tensor: Any) -> ParameterView | None:
+        """Returns what a tensor is, if that is a parameter or a view of one."""
+        return self.views.of(tensor, self.recorder.placed.get(id(tensor)))
+
+    def cannot(self, name: str, reason: str) -> None:
+        """A matrix cannot be split, asked or not."""
+        if not self._is_provisional:
+            self.kept_whole.setdefault(name, reason)
+
+    def _column(self, call: _Call, given: Sequence[torch.Tensor]) -> TeamTensor:
+        parts: list[Any] = []
+        matrix, split, dim = call.matrix, call.split, call.out_dim
+        name, num_columns = matrix.placed.name, matrix.extent(dim)
+        sections = self._sections.get(name, 1) if matrix.is_all else 1
+        if matrix.is_all:
+            self._columns[name] = num_columns
+            if num_columns >= matrix.extent(1 - dim) or self.asked.get(name) == "vocab":
+                self._vocabularies.add(name)
+        if self.split.get(name) != "vocab":
+            self.split[name] = "column"
+        for member, (part, stage) in enumerate(zip(given, split.members, strict=True)):
+            own = self._laid(self.share_of(matrix, dim, member, split, sections), call, stage)
+            own_bias = None if call.bias is None else self.share_of(call.bias, 0, member, split, sections)
+            parts.append(self.record(*call.kind.call(call.function, part, own, own_bias), stage))
+        last = parts[0].dim() - 1
+        return TeamTensor.of(self.splitting, split, parts, last, frozenset([name]), sections=sections)
+
+    def _row_of_whole(self, call: _Call, given: Sequence[torch.Tensor], bias: Any) -> Any:
+        """A product by rows, as asked, of what each member has as a whole."""
+        split, last = call.split, given[0].dim() - 1
+        parts = [
+            self.record(torch.narrow, (part, last, *extent_of(part.shape[-1], member, len(given))), stage)
+            for member, (part, stage) in enumerate(zip(given, split.members, strict=True))
+        ]
+        return self._row(call, TeamTensor.of(self.splitting, split, parts, last), bias)
+
+    def _row(self, call: _Call, x: TeamTensor, bias: Any) -> TeamTensor:
+        self.split[call.matrix.placed.name] = "row"
         terms: list[Any] = []
+        for member, (part, stage) in enumerate(zip(used(x)._parts, call.split.members, strict=True)):
+            own = self._laid(self.share_of(call.matrix, call.in_dim, member, call.split), call, stage)
+            terms.append(self.record(*call.kind.call(call.function, part, own, None), stage))
+        return self.added_up(terms, call.split, bias)
+
+    def _laid(self, own: Any, call: _Call, stage: int) -> Any:
+        """Returns a slice as the function takes it."""
+        return self.record(torch.t, (own,), stage) if call.matrix.is_transposed else own
+
+    def added_up(self, terms: Sequence[Any], split: SplitStage, bias: Any = None) -> TeamTensor:
+        """Returns the sum of what the members have, in their order, on each of them alike."""
         sums: list[Any] = []
-        for member, (part, stage) in enumerate(zip(used(x)._parts, members, strict=True)):
-            own = self.slice_of(weight, kind.in_dim, member, len(members))
-            terms.append(self.record(*kind.call(function, part, own, None), stage))
-        for stage in members:
+        for stage in split.members:
             total = terms[0]
             for term in terms[1:]:
                 total = self.record(torch.add, (total, term), stage)
             sums.append(total if bias is None else self.record(torch.add, (total, bias), stage))
-        return TeamTensor.of(self.splitting, x._split, sums, None)
+        return TeamTensor.of(self.splitting, split, sums, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A product with a matrix that is split.
+
+    Attributes:
+        function: Which multiplies.
+        kind: How it takes its arguments.
+        matrix: The parameter, or a view of one.
+        bias: The same, if it adds one.
+        split: The stage.
+    """
+
+    function: Any
+    kind: Product
+    matrix: ParameterView
+    bias: ParameterView | None
+    split: SplitStage
+
+    @property
+    def out_dim(self) -> int:
+        """Returns the dimension of the parameter along which the result's last one lies."""
+        return self.kind.out_dim ^ self.matrix.is_transposed
+
+    @property
+    def in_dim(self) -> int:
+        """Returns the dimension of the parameter along which that of x lies."""
+        return self.kind.in_dim ^ self.matrix.is_transposed

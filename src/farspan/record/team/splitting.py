@@ -19,19 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Recent, Unknown, meta_of
-from farspan.call.leaf import LeakError, WholeError
+from farspan.call.leaf import LeakError
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
-from farspan.record.ops.explicit_placement import PLAIN_TO
-from farspan.record.ops.overrides import HANDLERS
-from farspan.record.team.apart import Operand, Trial, tried
+from farspan.record.team.kinds import LIKE_ANOTHER, has_rules, refusal, writes_apart
 from farspan.record.team.matrices import Matrices
-from farspan.record.team.sizes import TAKES_SIZES, sections_asked_for, sizes_of_part
-from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, used
-from farspan.record.team.wholes import Writes, on_whole
+from farspan.record.team.parameter_views import CHANGES_VIEW, ParameterView
+from farspan.record.team.parts.apart import Operand, Trial, tried
+from farspan.record.team.parts.cuts import candidates
+from farspan.record.team.parts.shares import extent_of, share_of
+from farspan.record.team.parts.sizes import TAKES_SIZES, sections_asked_for, sizes_of_part
+from farspan.record.team.rules.words import RULES
+from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, settled, used
+from farspan.record.team.wholes import Reads, Writes, on_whole
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
@@ -41,14 +43,6 @@ if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
 __all__ = ["Splitting"]
-
-_LIKE_ANOTHER: dict[Any, Any] = {
-    torch.Tensor.view_as: torch.Tensor.view,
-    torch.Tensor.reshape_as: torch.Tensor.reshape,
-    torch.Tensor.expand_as: torch.Tensor.expand,
-}
-_T: Any = torch.Tensor
-_WRITES = frozenset([_T.data.__set__, _T.apply_, _T.map_, _T.map2_])
 
 
 class Splitting:
@@ -66,7 +60,9 @@ class Splitting:
         """The stage of the module that is running."""
         self.is_inside = False
         """Whether a module runs that the program has called."""
-        self.matrices = Matrices(recorder, self, self._record, self._everywhere)
+        self.matrices = Matrices(recorder, self, self.record, self._everywhere)
+        self._has_settled = False
+        """Whether there are tensors of which the whole is used in the place of the parts."""
         self._ways = Recent()
         """How operations are done part by part, or why not, by what they are and are given."""
         self._copies: dict[Value, TeamTensor] = {}
@@ -100,14 +96,25 @@ class Splitting:
         if function in PASS_THROUGH and function not in SHOWS:
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
-        if function in _LIKE_ANOTHER:
+        if self._has_settled:
+            args, kwargs = map_tensors((args, kwargs), settled)
+        if function in LIKE_ANOTHER:
             other = kwargs.get("other") if len(args) < 2 else args[1]
-            function, args, kwargs = _LIKE_ANOTHER[function], (args[0], other.shape), {}  # type: ignore[union-attr]
+            function, args, kwargs = LIKE_ANOTHER[function], (args[0], other.shape), {}  # type: ignore[union-attr]
             if type(args[0]) is torch.Tensor and id(args[0]) not in self.recorder.placed:
                 return function(*args)
         result = self.matrices.product(function, args, kwargs, self.current)
         if result is not NotImplemented:
             return result
+        rule = RULES.get(function)
+        if rule is not None:
+            result = rule(self, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if function in CHANGES_VIEW and self.current is not None:
+            result = self.matrices.view(function, args, kwargs)
+            if result is not NotImplemented:
+                return result
         template, tensors = flatten_arguments(args, kwargs)
         team = next((item for item in tensors if type(item) is TeamTensor), None)
         if team is None:
@@ -119,29 +126,34 @@ class Splitting:
             parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
             return TeamTensor.of(self, team._split, parts, team._dim, team._weights, sections=team._sections)
         if kwargs.get("out") is not None:
-            raise _refusal(function)
-        if _has_rules(function, args, kwargs):
+            raise refusal(function)
+        if has_rules(function, args, kwargs):
             return self._part_by_part(function, args, kwargs, template, tensors, team)
-        if type(args[0]) is TeamTensor and _writes_apart(function):
-            raise _refusal(function)
+        if type(args[0]) is TeamTensor and writes_apart(function):
+            raise refusal(function)
         return self._on_whole(function, args, kwargs, name_of(function))
 
     def join(self, item: Any, reason: str) -> Any:
-        """Returns the tensor that `item` is as a whole; what has split it stays whole from now on."""
+        """Returns the tensor that `item` is as a whole; what has split it stays whole from now on, unless words do that
+        are only looked at."""
         if type(item) is not TeamTensor:
             return item
-        for name in used(item)._weights:
-            self.matrices.keep_whole(name, reason)
-        return item.join()
+        is_looked_at = type(reason) is Reads or not item.requires_grad
+        if not (is_looked_at and self.matrices.are_vocabularies(item._weights)):
+            for name in item._weights:
+                self.matrices.keep_whole(name, reason)
+        return used(item).join()
 
     def left(self, result: Any) -> Any:
         """Returns what the program gets of a module that it has called itself: its tensors as wholes, but for those in
         objects inside (caches)."""
         if type(result) is TeamTensor:
+            if result.requires_grad and self._may_be_words(result):
+                return result  # for a loss; whatever else reads it gets it gathered
             if result._dim is not None or not result._is_used:
                 whole = self.join(result, "the program gets what it gives")
                 return self.gathered(result) if whole._is_torn else whole
-            return self._record(torch.clone, (result.join(),), result._split.home)  # with the whole gradient
+            return self.record(torch.clone, (result.join(),), result._split.home)  # with the whole gradient
         if isinstance(result, tuple):
             parts = [self.left(item) for item in result]
             if any(part is not item for part, item in zip(parts, result, strict=True)):
@@ -153,14 +165,23 @@ class Splitting:
                     result[key] = part
         return result
 
+    def settles(self) -> bool:
+        """Returns whether the whole of a tensor may be used in the place of its parts from now on."""
+        self._has_settled |= not self.is_inside
+        return not self.is_inside
+
+    def _may_be_words(self, item: TeamTensor) -> bool:
+        is_last = item._dim == item.dim() - 1 and item._sections == 1
+        return is_last and self.matrices.are_vocabularies(item._weights) and not self.recorder.batches.is_inside
+
     def gathered(self, tensor: TeamTensor) -> LazyTensor:
         """Returns the parts behind each other, where what is not split runs."""
         assert tensor._dim is not None
         dim, home, parts = tensor._dim, tensor._split.home, list(tensor._parts)
         if tensor._sections == 1:
-            return self._record(torch.cat, (parts, dim), home)
-        apart = [self._record(torch.unflatten, (part, dim, (tensor._sections, -1)), home) for part in parts]
-        return self._record(torch.flatten, (self._record(torch.cat, (apart, dim + 1), home), dim, dim + 1), home)
+            return self.record(torch.cat, (parts, dim), home)
+        apart = [self.record(torch.unflatten, (part, dim, (tensor._sections, -1)), home) for part in parts]
+        return self.record(torch.flatten, (self.record(torch.cat, (apart, dim + 1), home), dim, dim + 1), home)
 
     def _everywhere(self, x: Any, split: SplitStage) -> TeamTensor:
         """Returns `x` as each member has it: a copy of its own, whose gradient comes back once."""
@@ -170,7 +191,7 @@ class Splitting:
         value: Any = self.recorder.argument(whole)
         found = self._copies.get(value)
         if found is None or found._split != split:
-            parts = [self._record(torch.clone, (whole,), stage) for stage in split.members]
+            parts = [self.record(torch.clone, (whole,), stage) for stage in split.members]
             found = self._copies[value] = TeamTensor.of(self, split, parts, None)
         return found
 
@@ -191,26 +212,24 @@ class Splitting:
         modes = current_modes()
         key = (function, template, tuple(kinds), modes, num_parts)
         way = self._ways.get(key)
-        part_template = template
-        if function in TAKES_SIZES and tensors[0] is team and team._dim is not None:
-            sizes = sizes_of_part(function, args, kwargs, team.shape, team._dim, num_parts, team._sections)
-            part_template = None if sizes is None else flatten_arguments((args[0], *sizes), {})[0]
+        part_templates = self._part_templates(function, args, kwargs, template, tensors, team)
         if way is None:
-            way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
+            way = self._ways[key] = self._found(function, template, part_templates, tensors, split, modes)
         if isinstance(way, str):
             falls = tensors[0] is team and self._falls_into(function, args, kwargs, team)
             return self._on_whole(function, args, kwargs, None if falls else way)
         weights = frozenset[str]()
         columns: list[Sequence[Any]] = []
+        sections = max(item._sections for item in tensors if type(item) is TeamTensor)
         for item, dim in zip(tensors, way.dims, strict=True):
             if type(item) is TeamTensor:
                 weights |= used(item)._weights
-            columns.append(self._operand(item, dim, split))
+            columns.append(self._operand(item, dim, split, sections))
         results: list[Any] = []
         for member, stage in enumerate(split.members):
             given = [column[member] for column in columns]
-            own_args, own_kwargs = rebuild(part_template, given)
-            results.append(self._record(function, own_args, stage, own_kwargs))
+            own_args, own_kwargs = rebuild(part_templates[member], given)
+            results.append(self.record(function, own_args, stage, own_kwargs))
         found = [flatten(result) for result in results]
         made = [*zip(*(parts for _, parts in found), strict=True)]
         axes, metas = way.results or ((None, 1),) * len(made), way.metas or (None,) * len(made)
@@ -222,6 +241,22 @@ class Splitting:
             for parts, (dim, sections), meta in zip(made, axes, metas, strict=False)
         ]
         return rebuild(found[0][0], whole)
+
+    def _part_templates(
+        self, function: Any, args: Any, kwargs: Any, template: Template, tensors: Sequence[Any], team: TeamTensor
+    ) -> list[Template]:
+        """Returns for each member the arguments with the sizes of its part; nothing where there are none."""
+        num_parts = len(team._split.members)
+        if function not in TAKES_SIZES or tensors[0] is not team or team._dim is None:
+            return [template] * num_parts
+        is_even = not team.shape[team._dim] % num_parts
+        found: list[Template] = []
+        for member in range(1 if is_even else num_parts):
+            sizes = sizes_of_part(function, args, kwargs, team.shape, team._dim, num_parts, team._sections, member)
+            if sizes is None:
+                return []
+            found.append(flatten_arguments((args[0], *sizes), {})[0])
+        return found * num_parts if is_even else found
 
     def _falls_into(self, function: Any, args: Any, kwargs: Any, team: TeamTensor) -> bool:
         """Returns whether an operation takes a product apart into equal sections (a fused q, k and v); from the next
@@ -235,7 +270,7 @@ class Splitting:
         self,
         function: Any,
         template: Template,
-        part_template: Template,
+        part_templates: Sequence[Template],
         tensors: Sequence[Any],
         split: SplitStage,
         modes: Modes,
@@ -249,11 +284,13 @@ class Splitting:
         if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.metas:
             return name_of(function)
         kind = Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else str
+        if not entry.mutated and not entry.requires_grad:
+            kind = Reads
         if entry.is_random:
             return kind(f"{name_of(function)} draws random numbers")
         copies = set(map(id, self._copies.values()))
         if any(id(tensors[number]) in copies for number in entry.mutated):
-            raise _refusal(function)
+            raise refusal(function)
         if any(type(tensors[number]) is not TeamTensor for number in entry.mutated):
             return kind(name_of(function))
         if any(shared >= 0 and type(tensors[shared]) is not TeamTensor for shared in entry.shares):
@@ -266,24 +303,27 @@ class Splitting:
             return kind(f"{name_of(function)} with a tensor from outside that gets gradient")
         if any(item is not None and item.is_parameter and len(item.meta.shape) > 1 for item in placed):
             return kind(f"{name_of(function)} with a parameter")
+        sections = max(item._sections for item in tensors if type(item) is TeamTensor)
         operands = [
             Operand(
                 whole=meta,
                 dim=item._dim if type(item) is TeamTensor else None,
-                part=item._parts[0]._value.meta if type(item) is TeamTensor else meta,
+                parts=tuple([part._value.meta for part in item._parts])
+                if type(item) is TeamTensor
+                else (meta,) * len(split.members),
                 data=item if known is None and not isinstance(item, LazyTensor) else None,
                 is_fixed=not isinstance(item, LazyTensor),
-                sections=item._sections if type(item) is TeamTensor else 1,
+                sections=item._sections if type(item) is TeamTensor and item._dim is not None else sections,
             )
             for item, meta, known in zip(tensors, metas, placed, strict=True)
         ]
         if all(operand.dim is None for operand in operands):
             return Trial((None,) * len(tensors), ())
-        if part_template is None:
+        if not part_templates or not all(meta.shape for meta in entry.metas):  # one number is no part
             return kind(name_of(function))
-        for dims in _candidates(operands):
+        for dims in candidates(operands):
             trial = recorder.cache.aside(
-                self._aside, function, template, part_template, operands, dims, entry.mutated, len(split.members)
+                self._aside, function, template, part_templates, operands, dims, entry.mutated, len(split.members)
             )
             if trial is not None:
                 return replace(trial, metas=entry.metas)
@@ -300,7 +340,7 @@ class Splitting:
         placed = self.recorder.placed.get(id(item))
         return meta_of(item) if placed is None else placed.meta
 
-    def _operand(self, item: Any, dim: int | None, split: SplitStage) -> Sequence[Any]:
+    def _operand(self, item: Any, dim: int | None, split: SplitStage, sections: int) -> Sequence[Any]:
         """Returns what each member takes of an operand."""
         num_parts = len(split.members)
         if type(item) is TeamTensor and item._dim not in (None, dim):
@@ -311,15 +351,16 @@ class Splitting:
         if dim is None:
             return self._everywhere(item, split)._parts if type(item) is LazyTensor else [item] * num_parts
         if placed is not None and placed.is_parameter:
-            return [self.matrices.slice_of(placed, dim, member, num_parts) for member in range(num_parts)]
-        size = item.shape[dim] // num_parts
-        wholes = self._everywhere(item, split)._parts if isinstance(item, LazyTensor) else [item] * num_parts
-        places = [(dim, member * size, size) for member in range(num_parts)]
+            view = ParameterView(placed, 0, placed.meta.shape[0])
+            return [self.matrices.share_of(view, dim, member, split, sections) for member in range(num_parts)]
         if not isinstance(item, LazyTensor) and placed is None:
-            return [torch.narrow(one, *place) for one, place in zip(wholes, places, strict=True)]
+            return [share_of(item, dim, sections, member, num_parts) for member in range(num_parts)]
+        wholes = self._everywhere(item, split)._parts if isinstance(item, LazyTensor) else [item] * num_parts
         return [
-            self._record(torch.narrow, (one, *place), stage)
-            for one, place, stage in zip(wholes, places, split.members, strict=True)
+            self.record(torch.narrow, (one, dim, *extent_of(item.shape[dim], member, num_parts)), stage)
+            if sections == 1
+            else self.record(share_of, (one, dim, sections, member, num_parts), stage)
+            for member, (one, stage) in enumerate(zip(wholes, split.members, strict=True))
         ]
 
     def _on_whole(self, function: Any, args: Any, kwargs: Any, reason: str | None) -> Any:
@@ -327,65 +368,8 @@ class Splitting:
         if function in READERS or function in SHOWS:
             args, kwargs = map_tensors((args, kwargs), lambda item: item.read() if type(item) is TeamTensor else item)
             return function(*args, **kwargs)
-        return on_whole(self, self._record, function, args, kwargs, reason)
+        return on_whole(self, self.record, function, args, kwargs, reason)
 
-    def _record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any:
+    def record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any:
         self.recorder.number = -1  # it draws nothing
         return self.recorder.record_call(function, args, kwargs or {}, stage)
-
-
-def _has_rules(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns whether a function is recorded like any other, so that it may be recorded for each part."""
-    if function is PLAIN_TO:
-        given = (*args[1:], *kwargs.values())
-        return all(isinstance(item, (torch.dtype, bool, torch.Tensor, torch.memory_format)) for item in given)
-    if type(function) is FunctionCall or function in HANDLERS or function.__name__.startswith("_foreach_"):
-        return False
-    return not (getattr(function, "__module__", None) or "").startswith("torch.distributed")
-
-
-def _writes_apart(function: Any) -> bool:
-    """Returns whether a function writes into its first argument in a way of its own."""
-    return function in _WRITES or (name_of(function).startswith("_foreach_") and name_of(function).endswith("_"))
-
-
-def _refusal(function: Any) -> WholeError:
-    """Returns the error of what can be done by a module that is called as one unit."""
-    return WholeError(
-        f"{name_of(function)} writes into a tensor of which the ranks of a stage have parts.",
-        why="it cannot be done part by part, and the parts would not see it.",
-        hint="write out of place (y = y + 1), or leave out tensor_parallel= of farspan.distribute",
-    )
-
-
-def _candidates(operands: Sequence[Operand]) -> list[tuple[int | None, ...]]:
-    """Returns ways to cut the operands, the best first, once each.
-
-    What lies beside the split dimension of another operand is cut along it, or is not; and where several operands are
-    split, those that are split otherwise may have to be gathered.
-    """
-    found: dict[tuple[int | None, ...], None] = {}
-    own = tuple([operand.dim for operand in operands])
-    split = [operand for operand in operands if operand.dim is not None]
-    for is_gathering in (False, True) if len(split) > 1 else (False,):
-        for anchor in split:
-            beside = [_beside(operand, anchor) for operand in operands]
-            kept = [dim if not is_gathering or dim == near else None for dim, near in zip(own, beside, strict=True)]
-            kept = [anchor.dim if operand is anchor else dim for operand, dim in zip(operands, kept, strict=True)]
-            cut = [near if dim is None else dim for dim, near in zip(kept, beside, strict=True)]
-            found.update(dict.fromkeys([tuple(cut), tuple(kept)]))
-    return list(found)
-
-
-def _beside(operand: Operand, anchor: Operand) -> int | None:
-    """Returns the dimension of an operand that lies beside the one along which `anchor` is split, if it is as long.
-
-    What modules pass on from one to the next lies there with its last dimension: it is not cut, for then all that comes
-    after would be.
-    """
-    assert anchor.dim is not None
-    behind = len(anchor.whole.shape) - anchor.dim
-    dim = len(operand.whole.shape) - behind
-    if dim < 0 or operand.whole.shape[dim] != anchor.whole.shape[anchor.dim]:
-        return None
-    return dim if behind > 1 or operand.is_fixed or operand.dim == dim else None

@@ -21,7 +21,17 @@ from farspan.graph import EVERYWHERE, Meta, Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import make_wrapper
 
-__all__ = ["SplitStage", "Splits", "TeamTensor", "joined", "split_meta", "used", "whole_of"]
+__all__ = [
+    "SplitStage",
+    "Splits",
+    "TeamTensor",
+    "gradient_of_parts",
+    "joined",
+    "settled",
+    "split_meta",
+    "used",
+    "whole_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Splits(Protocol):
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def join(self, item: Any, reason: str) -> Any: ...
     def gathered(self, tensor: TeamTensor) -> LazyTensor: ...
+    def settles(self) -> bool: ...
 
 
 class TeamTensor(LazyTensor):
@@ -62,6 +73,8 @@ class TeamTensor(LazyTensor):
     _is_used: bool = False
     """True once an operation has taken it: its copies have gradients of their own."""
     _whole: tuple[tuple[Value, ...], LazyTensor] | None = None
+    _settled: LazyTensor | None = None
+    """The whole, where that alone is used from now on: the program wants its gradient."""
 
     @staticmethod
     def of(
@@ -85,7 +98,9 @@ class TeamTensor(LazyTensor):
             sections: See the attribute.
         """
         first = parts[0]._value.meta
-        meta = split_meta(first, dim, len(parts)) if meta is None else meta
+        if meta is None:
+            size = 0 if dim is None else sum(part._value.meta.shape[dim] for part in parts)
+            meta = split_meta(first, dim, size)
         if meta.requires_grad != first.requires_grad:
             meta = intern(replace(meta, requires_grad=first.requires_grad))
         tensor: TeamTensor = make_wrapper(TeamTensor, meta)  # type: ignore[assignment]
@@ -113,6 +128,8 @@ class TeamTensor(LazyTensor):
     def join(self) -> LazyTensor:
         """Returns one recorded tensor, with the parts behind each other; the parts stay what they are."""
         values = tuple([part._value for part in self._parts])
+        if self._settled is not None:
+            return self._settled
         if self._dim is None:
             return self._parts[0]
         if self._whole is None or self._whole[0] != values:
@@ -130,27 +147,46 @@ class TeamTensor(LazyTensor):
     ) -> None:
         self.join().backward(joined(gradient), retain_graph, create_graph, inputs)
 
+    @property
+    def grad(self) -> Any:  # type: ignore[override]
+        return None if self._settled is None else self._settled.grad
+
     def register_hook(self, hook: Any) -> Any:
-        self._refuse_gradient("register_hook")
+        return self._with_gradient("register_hook").register_hook(hook)
 
     def retain_grad(self) -> None:
-        self._refuse_gradient("retain_grad")
+        self._with_gradient("retain_grad").retain_grad()
 
-    def _refuse_gradient(self, what: str) -> None:
-        """Raise: no member has the gradient of the whole."""
-        raise WholeError(
-            f"{what} on a tensor inside of a split stage.",
-            why="its gradient is the sum of what the members have, and comes to none of them.",
-            hint="farspan.distribute(model, tensor_parallel=...) without the module around it, or the hook outside",
-        )
+    @property
+    def retains_grad(self) -> bool:  # type: ignore[override]
+        return self._settled is not None and self._settled.retains_grad
+
+    def _with_gradient(self, what: str) -> LazyTensor:
+        """Returns the whole, which is used in the place of the parts from now on, so that all gradient comes to it.
+
+        Raises:
+            WholeError: Parts have been used, or more of them is going to be: no member has the gradient of the whole.
+        """
+        if self._settled is None:
+            if self._is_used or not self._splitting.settles():
+                raise WholeError(
+                    f"{what} on a tensor inside of a split stage.",
+                    why="its gradient is the sum of what the members have, and comes to none of them.",
+                    hint="farspan.distribute(model, tensor_parallel=...) without the module around it, or the hook\n"
+                    "outside, before anything uses the tensor",
+                )
+            vars(self)["_settled"] = self._splitting.join(self, what)
+        assert self._settled is not None
+        return self._settled
 
 
-def split_meta(part: Meta, dim: int | None, num_parts: int) -> Meta:
-    """Returns the metadata of the whole of which `part` is one of `num_parts` along `dim`, as a contiguous tensor."""
+def split_meta(part: Meta, dim: int | None, size: int) -> Meta:
+    """Returns the metadata of the whole of which `part` is one along `dim`, where it has `size`, as a contiguous
+    tensor."""
     if dim is None:
         return part
     shape = list(part.shape)
-    shape[dim] *= num_parts
+    shape[dim] = size
     strides = [1] * len(shape)
     for number in range(len(shape) - 1, 0, -1):
         strides[number - 1] = strides[number] * max(shape[number], 1)
@@ -164,9 +200,32 @@ def whole_of(parts: Sequence[torch.Tensor], dim: int, sections: int) -> torch.Te
     return torch.cat([part.unflatten(dim, (sections, -1)) for part in parts], dim + 1).flatten(dim, dim + 1)
 
 
+def gradient_of_parts(item: Any, parts: Sequence[Any]) -> Any:
+    """Returns the gradient of a tensor, of which `parts` are the gradients of what the members have; the only one of
+    a tensor that is no team's."""
+    if type(item) is not TeamTensor:
+        return parts[0]
+    if all(part is None for part in parts):
+        return None
+    if item._dim is None:
+        total: Any = None
+        for part in parts:
+            total = part if total is None else total if part is None else total + part
+        return total
+    known = [
+        torch.zeros_like(own.detach()) if part is None else part for own, part in zip(item._parts, parts, strict=True)
+    ]
+    return whole_of(known, item._dim, item._sections)
+
+
 def joined(item: Any) -> Any:
     """Returns the recorded tensor that `item` is as a whole, if it is a team's; else itself."""
     return item.join() if type(item) is TeamTensor else item
+
+
+def settled(item: Any) -> Any:
+    """Returns the whole that is used in the place of a tensor's parts; `item` itself where those are."""
+    return item._settled if type(item) is TeamTensor and item._settled is not None else item
 
 
 def used(tensor: TeamTensor) -> TeamTensor:

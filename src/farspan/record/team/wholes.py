@@ -13,16 +13,23 @@ import torch
 
 from farspan.call.pytree.template import flatten_arguments, map_tensors
 from farspan.record.ops.views import is_shared, root_of
+from farspan.record.team.parts.shares import extent_of
 from farspan.record.team.team_tensor import Splits, TeamTensor, used
 from farspan.record.tensor import LazyTensor
 
-__all__ = ["Writes", "on_whole"]
+__all__ = ["Reads", "Writes", "on_whole"]
 
 _Record = Callable[[Any, tuple[Any, ...], int], Any]
 
 
 class Writes(str):
     """Why an operation that writes into a team's tensor is not done part by part."""
+
+    __slots__ = ()
+
+
+class Reads(str):
+    """Why an operation that gives no gradient is not done part by part."""
 
     __slots__ = ()
 
@@ -66,7 +73,9 @@ def _write_back(item: TeamTensor, whole: LazyTensor, record: _Record) -> None:
         if part is whole:
             continue
         own: Any = whole
-        if dim is not None:
+        if dim is not None and item._sections == 1:
+            own = record(torch.narrow, (own, dim, *extent_of(whole.shape[dim], member, len(item._parts))), home)
+        elif dim is not None:
             own = record(torch.unflatten, (own, dim, (item._sections, len(item._parts), -1)), home)
             own = record(torch.flatten, (record(torch.select, (own, dim + 1, member), home), dim, dim + 1), home)
         record(torch.Tensor.copy_, (part, own), stage)

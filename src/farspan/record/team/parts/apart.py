@@ -12,6 +12,7 @@ the numbers: so nothing depends on which numbers were tried.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ import torch
 
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import Meta
+from farspan.record.team.parts.shares import share_of
 
 if TYPE_CHECKING:
     from farspan.graph import Template
 
-__all__ = ["Operand", "Trial", "share_of", "tried"]
+__all__ = ["Operand", "Trial", "tried"]
 
 _TOLERANCE = 1e-5
 """Of differences, relative to the largest number, in single precision."""
@@ -39,14 +41,14 @@ class Operand:
         whole: Metadata of the whole.
         dim: Along which each member has a part; None where it has all.
         sections: Into how many equal ones it falls along that, of each of which a member has its share.
-        part: Metadata of a part.
+        parts: Metadata of each member's part.
         data: The tensor itself, if its numbers are known here.
         is_fixed: Whether it is none that the model computes: a parameter, or a tensor from outside.
     """
 
     whole: Meta
     dim: int | None
-    part: Meta
+    parts: tuple[Meta, ...]
     data: torch.Tensor | None = None
     is_fixed: bool = False
     sections: int = 1
@@ -70,7 +72,7 @@ class Trial:
 def tried(
     function: Any,
     template: Template,
-    part_template: Template,
+    part_templates: Sequence[Template],
     operands: Sequence[Operand],
     dims: Sequence[int | None],
     written: Sequence[int],
@@ -81,7 +83,7 @@ def tried(
     Args:
         function: Which.
         template: Of its arguments.
-        part_template: Of its arguments with the sizes of a part.
+        part_templates: For each member, of its arguments with the sizes of its part.
         operands: Its tensors, in template order.
         dims: Along which each operand is cut.
         written: The operands that it writes into.
@@ -96,22 +98,19 @@ def tried(
             gradients = _gradients(outputs, seeds, wholes)
             sums: list[torch.Tensor | None] = [None] * len(operands)
             results: tuple[tuple[int, int], ...] | None = None
-            sections = max(operand.sections for operand in operands)
+            numbers = _sections_of(operands)
             for member in range(num_parts):
 
                 def cut(tensor: torch.Tensor, dim: int, sections: int = 1, member: int = member) -> torch.Tensor:
                     return share_of(tensor, dim, sections, member, num_parts)
 
                 leaves = [
-                    _like(one if dim is None else cut(one, dim, operand.sections), one.requires_grad, operand, dim)
+                    _like(one if dim is None else cut(one, dim, operand.sections), one, operand, dim, member)
                     for one, dim, operand in zip(wholes, dims, operands, strict=True)
                 ]
-                found, parts = _forward(function, part_template, leaves, written)
+                found, parts = _forward(function, part_templates[member], leaves, written)
                 split = tuple(
-                    [
-                        _split_of(one, part, member, num_parts, sections)
-                        for one, part in zip(outputs, parts, strict=True)
-                    ]
+                    [_split_of(one, part, member, num_parts, numbers) for one, part in zip(outputs, parts, strict=True)]
                 )
                 if found != structure or (-1, 1) in split or results not in (None, split):
                     return None
@@ -141,6 +140,17 @@ def tried(
     if axes != list(results[behind:]):
         return None
     return Trial(tuple(dims), results)
+
+
+def _sections_of(operands: Sequence[Operand]) -> list[int]:
+    """Returns into how many sections a result may fall along what is split: as an operand does, or into one for each
+    place before that in an operand, where both become one dimension (batch and heads)."""
+    found = {1: None, max(operand.sections for operand in operands): None}
+    for operand in operands:
+        if operand.dim is not None:
+            shape = operand.whole.shape
+            found.update(dict.fromkeys(math.prod(shape[begin : operand.dim]) for begin in range(operand.dim)))
+    return [number for number in found if number > 0]
 
 
 @contextlib.contextmanager
@@ -203,31 +213,26 @@ def _laid_out(numbers: torch.Tensor, meta: Meta) -> torch.Tensor:
     return memory.copy_(numbers)
 
 
-def _like(tensor: torch.Tensor, is_trained: bool, operand: Operand, dim: int | None) -> torch.Tensor:
-    """Returns a copy of a part, which lies in memory as the member's own does."""
-    detached = tensor.detach()
-    if operand.dim == dim and tuple(detached.shape) == operand.part.shape and operand.data is None:
-        return _laid_out(detached, operand.part).requires_grad_(is_trained)
-    return detached.clone().requires_grad_(is_trained)
+def _like(tensor: torch.Tensor, whole: torch.Tensor, operand: Operand, dim: int | None, member: int) -> torch.Tensor:
+    """Returns a copy of a part of `whole`, which lies in memory as the member's own does."""
+    detached, own = tensor.detach(), operand.parts[member]
+    if operand.dim == dim and tuple(detached.shape) == own.shape and operand.data is None:
+        return _laid_out(detached, own).requires_grad_(whole.requires_grad)
+    return detached.clone().requires_grad_(whole.requires_grad)
 
 
-def share_of(tensor: torch.Tensor, dim: int, sections: int, member: int, num_parts: int) -> torch.Tensor:
-    """Returns a member's share of each section of `tensor` along `dim`, behind each other."""
-    size = tensor.shape[dim] // (sections * num_parts)
-    if sections == 1:
-        return tensor.narrow(dim, member * size, size)
-    return tensor.unflatten(dim, (sections, num_parts, size)).select(dim + 1, member).flatten(dim, dim + 1)
-
-
-def _split_of(whole: torch.Tensor, part: torch.Tensor, member: int, num_parts: int, sections: int) -> tuple[int, int]:
-    """Returns along which a result is split, and into how many sections; (-1, 1) where `part` is no part of it."""
+def _split_of(
+    whole: torch.Tensor, part: torch.Tensor, member: int, num_parts: int, numbers: Sequence[int]
+) -> tuple[int, int]:
+    """Returns along which a result is split, and into how many sections, one of `numbers`; (-1, 1) where `part` is no
+    part of it."""
     if whole.dim() != part.dim() or whole.dtype != part.dtype:
         return -1, 1
     found = [dim for dim, size in enumerate(whole.shape) if part.shape[dim] != size]
-    if len(found) != 1 or part.shape[found[0]] * num_parts != whole.shape[found[0]]:
+    if len(found) != 1:
         return -1, 1
-    for number in dict.fromkeys((1, sections)):
-        fits = whole.shape[found[0]] % (number * num_parts) == 0
+    for number in numbers:
+        fits = number == 1 or whole.shape[found[0]] % (number * num_parts) == 0
         if fits and _are_close(share_of(whole, found[0], number, member, num_parts), part):
             return found[0], number
     return -1, 1

@@ -2,6 +2,7 @@
 
     x [2, 7, 64], split along 2                  x.view(2, 7, 8, -1)      part [2, 7, 32]   part.view(2, 7, 4, 8)
     x [2, 7, 96], in three sections (q, k, v)    x.view(2, 7, 3, 4, 8)    part [2, 7, 48]   part.view(2, 7, 3, 2, 8)
+    x [2, 8, 7, 4], split along 1 (heads)        x.view(16, 7, 4)         part [2, 4, 7, 4] part.view(8, 7, 4)
 
 Whether that is the part of what the operation gives is compared by numbers elsewhere (`apart`).
 """
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 
+from farspan.record.team.parts.shares import extent_of
+
 __all__ = ["CHUNKS", "SPLITS", "TAKES_SIZES", "sections_asked_for", "sizes_of_part"]
 
 _T: Any = torch.Tensor
-_Sizes = Callable[[Sequence[int], int, int, Sequence[int], int], "list[int] | None"]
+_Sizes = Callable[[Sequence[int], int, int, int, Sequence[int], int], "list[int] | None"]
 
 
 def sizes_of_part(
@@ -28,6 +31,7 @@ def sizes_of_part(
     dim: int,
     num_parts: int,
     sections: int = 1,
+    member: int = 0,
 ) -> tuple[Any, ...] | None:
     """Returns the arguments with the sizes for a part, behind the tensor itself; None where there are none.
 
@@ -39,6 +43,7 @@ def sizes_of_part(
         dim: Along which it is split.
         num_parts: Into how many.
         sections: Into how many the whole falls along `dim`, each of which is split.
+        member: Whose part it is.
     """
     if function in SPLITS:
         sizes, at = _split_given(args, kwargs, shape)
@@ -53,12 +58,12 @@ def sizes_of_part(
             return None
         at = given[0] % len(shape)
         whole = [*shape[:at], *_without_unknown(given[1], shape[at]), *shape[at + 1 :]]
-        sizes = _reshaped(shape, dim, num_parts, whole, sections)
+        sizes = _reshaped(shape, dim, num_parts, member, whole, sections)
         return None if sizes is None else (at, sizes[at : at + len(given[1])])
     listed = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
     if not listed or not all(isinstance(size, int) for size in listed):
         return None
-    sizes = TAKES_SIZES[function](shape, dim, num_parts, listed, sections)
+    sizes = TAKES_SIZES[function](shape, dim, num_parts, member, listed, sections)
     return None if sizes is None else (sizes,)
 
 
@@ -92,21 +97,34 @@ def _split_given(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Sequence[
     return list(sizes or ()), dim
 
 
-def _reshaped(shape: Sequence[int], dim: int, num_parts: int, sizes: Sequence[int], sections: int) -> list[int] | None:
+def _reshaped(
+    shape: Sequence[int], dim: int, num_parts: int, member: int, sizes: Sequence[int], sections: int
+) -> list[int] | None:
     sizes = _without_unknown(sizes, math.prod(shape))
-    before = math.prod(shape[:dim])
+    before, own = math.prod(shape[:dim]), shape[dim]
+    if own % num_parts:  # parts of different lengths, which fall into nothing
+        for number, size in enumerate(sizes):
+            if math.prod(sizes[:number]) == before and size == own:
+                return [*sizes[:number], extent_of(own, member, num_parts)[1], *sizes[number + 1 :]]
+        return None
     for within, multiple in {(before, sections * num_parts): None, (before * sections, num_parts): None}:
         for number, size in enumerate(sizes):
             if math.prod(sizes[:number]) == within and size % multiple == 0:
                 return [*sizes[:number], size // num_parts, *sizes[number + 1 :]]
+    for number, size in enumerate(sizes):  # what is before it becomes one dimension with it (batch and heads)
+        within = math.prod(sizes[:number])
+        if within < before and before % within == 0 and size % (before // within * sections * num_parts) == 0:
+            return [*sizes[:number], size // num_parts, *sizes[number + 1 :]]
     return None
 
 
-def _expanded(shape: Sequence[int], dim: int, num_parts: int, sizes: Sequence[int], sections: int) -> list[int] | None:
+def _expanded(
+    shape: Sequence[int], dim: int, num_parts: int, member: int, sizes: Sequence[int], sections: int
+) -> list[int] | None:
     found, number = list(sizes), dim + len(sizes) - len(shape)
     if found[number] not in (-1, shape[dim]):
         return None
-    found[number] = shape[dim] // num_parts
+    found[number] = extent_of(shape[dim], member, num_parts)[1]
     return found
 
 
