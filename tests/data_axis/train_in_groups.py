@@ -94,6 +94,25 @@ def read_between(model: Any, group: int, found: Found) -> Iterator[None]:
         optimizer.step()
 
 
+def kept_between(model: Any, group: int, found: Found) -> Iterator[None]:
+    """A gradient and a view of it are kept over steps, and used where losses alone have been read since a backward."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = row = None
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        loss = accumulate(model, batches(step, group))
+        if step % 2:
+            found[f"loss {step}"] = loss.item()
+        yield
+        if kept is None or row is None:
+            kept = model[0].weight.grad
+            row = kept.t()[1]
+        found[f"row {step}"] = row.abs().sum() if step < 2 else sum(row.tolist())
+        found[f"kept {step}"] = (kept * 2).sum()
+        kept.mul_(0.5)
+        optimizer.step()
+
+
 def unequal(model: Any, group: int, found: Found) -> Iterator[None]:
     """Groups with another number of micro-batches each, of other sizes."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -305,6 +324,7 @@ CASES = {
     "plain": GroupCase(net, plain, HALVES),
     "clipped": GroupCase(net, clipped, HALVES),
     "read between": GroupCase(net, read_between, HALVES),
+    "kept between": GroupCase(net, kept_between, HALVES),
     "unequal": GroupCase(net, unequal, HALVES),
     "unused": GroupCase(Heads, unused, HEADS_APART),
     "tied": GroupCase(Tied, tied, {"embed": "rank:0", "body": "rank:1", "head": "rank:1"}),

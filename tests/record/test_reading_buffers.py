@@ -60,6 +60,51 @@ def test_a_buffer_is_read_after_the_calls_that_write_it(how: str, num_ranks: int
         assert got == wanted
 
 
+def _kept_views(model: Any) -> Any:
+    """A view of a buffer that the program keeps, read and used in operations after calls that write the buffer."""
+    x = torch.ones(3, 4) * torch.arange(3)[:, None]
+    part = model[1].running_mean[1:3]
+    deeper = model[1].running_var.view(2, 2)[1]
+    seen: list[Any] = []
+    for _ in range(3):
+        model(x).sum().backward()
+        seen += [part.tolist(), (deeper * 2).sum().item()]
+        model(x).sum().backward()
+        seen += [(torch.ones(()) + part).tolist(), str(deeper)]
+    model(x).sum().backward()
+    part.zero_()
+    return seen, model[1].running_mean.tolist()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_view_of_a_buffer_is_what_modules_have_written(num_ranks: int) -> None:
+    wanted = _kept_views(_model())
+    models = [_model() for _ in range(num_ranks)]
+    for got in run_threads(num_ranks, lambda rank: _kept_views(farspan.distribute(models[rank]))):
+        assert got == wanted
+
+
+def test_one_rank_alone_reads_a_view_of_a_buffer() -> None:
+    """After a step nothing waits to be run, so the others need not do the same."""
+
+    def program(rank: int) -> Any:
+        model: Any = farspan.distribute(models[rank])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        part = model[1].running_mean[1:3]
+        seen = []
+        for _ in range(3):
+            model(torch.ones(3, 4) * torch.arange(3)[:, None]).sum().backward()
+            optimizer.step()
+            if rank == 1:
+                seen.append((part.tolist(), model[1].running_mean.tolist()))
+        return seen
+
+    models = [_model() for _ in range(2)]
+    seen = run_threads(2, program)[1]
+    assert len(seen) == 3
+    assert all(part == whole[1:3] and any(part) for part, whole in seen)
+
+
 def test_a_parameter_of_a_model_that_is_gone_is_nobodys() -> None:
     from farspan.record.parameters import gradient_property
 

@@ -94,6 +94,7 @@ class Engine:
         self.agreement = self.agreement_of_all = Agreement(side, deadline_s)
         self.groups: Groups = OneGroup()  # into which all ranks are divided
         self.values = SharedValues(side, self.parameters, deadline_s)
+        self.is_present_gradient = self.values.gradients.is_present
         self.inputs = Inputs(recorder, self.agreement, self.values, self.teams)
         side.history = self._history.entries
         side.on_failure = self._on_failure
@@ -351,8 +352,6 @@ class Engine:
         """Returns the data of a value, or `part` of another rank's; runs what is recorded if it is not yet known."""
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
-        if value.is_gradient and self.recorder.num_pending_backwards and self.values.gradients.is_present(value):
-            self.recorder.gradients.get(self.parameters[value.gradient_of])  # the backwards that wait add to it
         if value.pending:
             self.flush("a value is read")
         if value.call is not None and value.data is None:

@@ -47,7 +47,7 @@ from farspan.record.ops.mutation import (
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import HANDLERS, draw_here, is_own_draw, read_data, read_numbers
 from farspan.record.ops.results import answer
-from farspan.record.ops.views import Through, changes_shape, reshape
+from farspan.record.ops.views import Through, changes_shape, refresh, reshape
 from farspan.record.parameters.gradients import Gradients
 from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
@@ -285,6 +285,8 @@ class Recorder:
         if type(tensor) is LazyTensor:
             if MAY_HIDE_HISTORY:
                 check_history(self, tensor)
+            if tensor.may_be_old:
+                refresh(self, tensor)
             value = tensor._value
             return value if type(value.call) is Call else self.deferred.argument(value)
         placed = self.placed.get(id(tensor))
@@ -297,8 +299,7 @@ class Recorder:
         return self.outside.of(tensor) if requires_grad else tensor
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
-        """Returns a parameter or buffer as a source, as leaves have written it by now; `is_alias`: without its
-        gradient."""
+        """Returns a parameter or buffer as a source, as written by now; `is_alias`: without its gradient."""
         self.before_read(placed.tensor)
         is_fixed = placed.is_written and not self.is_writing
         if is_alias:
@@ -350,8 +351,7 @@ class Recorder:
             leaf.state = None
 
     def is_evaluation(self, module: Any) -> bool:
-        """Returns whether the program itself calls a module in eval mode: the draws of such calls are numbered
-        apart."""
+        """Returns whether the program calls a module in eval mode: draws of such calls are numbered apart."""
         return self.frame is self.root and not module.training
 
     def begin_module(self, module: Any) -> None:
@@ -376,7 +376,7 @@ class Recorder:
         self.gradients.forget()
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
+        return self.gradients.read(lazy) if self.step_view is None else self.step_view.read(lazy)
 
     def before_read(self, tensor: Any) -> None:
         """Run what is recorded, if it writes into a parameter or buffer of which the program asks the data."""

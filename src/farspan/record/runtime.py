@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,13 +26,25 @@ class GradientsOnTheWay(Protocol):
     def drop(self, backward: Backward) -> None: ...
 
 
+class AveragesGradients(Protocol):
+    """The data axis."""
+
+    @property
+    def is_due(self) -> bool: ...
+
+
 class Engine(Protocol):
     """Runs recorded graphs: the runtime's half of the recorder."""
 
     num_ranks: int
+    num_flushes: int
 
     @property
     def executor(self) -> GradientsOnTheWay: ...
+    @property
+    def groups(self) -> AveragesGradients: ...
+    @property
+    def parameters(self) -> Mapping[str, Placed]: ...
 
     def flush(
         self, reason: str, *, resolving: tuple[Call, Callable[[], None]] | None = None, ends_window: bool = False
@@ -49,6 +61,7 @@ class Engine(Protocol):
     def barrier(self, what: str) -> None: ...
     def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
+    def is_present_gradient(self, value: Value) -> bool: ...
     def show_gradient(self, placed: Placed, value: Value) -> None: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
     def clear_gradients(self, items: Sequence[Placed]) -> None: ...

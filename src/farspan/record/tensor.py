@@ -80,6 +80,12 @@ class LazyTensor(torch.Tensor):
         """Returns whether the program has set an attribute of its own."""
         return not vars(self).keys() <= _NAMES
 
+    @property
+    def may_be_old(self) -> bool:
+        """Returns whether this may be memory into which backwards or modules write: a gradient, or a view."""
+        view = self._view
+        return self._is_gradient or self._twin_of is not None or (view is not None and view.num_flushes >= 0)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder = _recorder_in(args, kwargs)

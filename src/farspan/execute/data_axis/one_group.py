@@ -20,6 +20,8 @@ class Groups(Protocol):
     num_groups: int
 
     @property
+    def is_due(self) -> bool: ...
+    @property
     def has_begun(self) -> bool: ...
     def share_weights(self, items: Sequence[Placed]) -> None: ...
     def note(
@@ -37,6 +39,7 @@ class OneGroup:
 
     number = 0
     num_groups = 1
+    is_due = False
     has_begun = False
 
     def share_weights(self, items: Sequence[Placed]) -> None: ...

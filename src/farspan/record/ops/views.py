@@ -7,6 +7,8 @@ It is recorded as a write into a copy of the root, of which all that the program
                        v' = x'[:, 1]
 
 Where an operation changes the shape of a tensor and not its data (`v.squeeze_(1)`), that tensor alone is another view.
+
+Backwards write into gradients, and modules into buffers: views of these are brought up to date before they are used.
 """
 
 from __future__ import annotations
@@ -29,7 +31,18 @@ if TYPE_CHECKING:
     from farspan.graph import Template
     from farspan.record.recording import Recording
 
-__all__ = ["Through", "changes_shape", "is_shared", "join_family", "reshape", "root_of", "retake", "write_through"]
+__all__ = [
+    "Through",
+    "changes_shape",
+    "is_shared",
+    "join_family",
+    "read_view",
+    "refresh",
+    "reshape",
+    "retake",
+    "root_of",
+    "write_through",
+]
 
 _Link = tuple[Any, Any, int]
 """One step from a tensor to its view: (function, template of its arguments, which of its results)."""
@@ -47,6 +60,9 @@ class _View(NamedTuple):
     root: Any
     links: tuple[_Link, ...] | None
     """The steps from the root, one after the other; None where a module has taken the view."""
+    num_flushes: int = -1
+    """Where the root is a gradient or a buffer, into which not only the program writes: how many steps had run when the
+    view was taken; -1 for other roots."""
 
 
 def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: dict[int, Placed]) -> None:
@@ -56,8 +72,11 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: di
     links = None
     if before.links is not None and type(call.target) is not Leaf and len(call.arguments or ()) == 1:
         links = (*before.links, (call.target, call.template, result))
-    vars(lazy)["_view"] = _View(before.root, links)  # past `__setattr__`: it looks for attributes of the program's own
-    _join(lazy, before.root, placed)
+    root = before.root
+    may_change = root._is_gradient if type(root) is LazyTensor else not placed[id(root)].is_parameter
+    own: dict[str, Any] = vars(lazy)  # past `__setattr__`: it looks for attributes of the program's own
+    own["_view"] = _View(root, links, lazy._recorder.engine.num_flushes if may_change else -1)
+    _join(lazy, root, placed)
 
 
 def _join(lazy: LazyTensor, root: Any, placed: dict[int, Placed]) -> None:
@@ -84,6 +103,53 @@ def root_of(lazy: LazyTensor) -> Any:
     if lazy._view is None:
         return lazy
     return None if lazy._view.links is None else lazy._view.root
+
+
+def refresh(recorder: Recording, lazy: LazyTensor) -> None:
+    """Let a gradient that the program has kept, or a view of one or of a buffer, be what has been written by now."""
+    root = root_of(lazy)
+    if type(root) is LazyTensor:
+        if root._is_gradient:
+            recorder.gradients.refresh(root)
+    elif _is_old(recorder, main_of(lazy)):
+        recorder.before_read(root)
+        retake(recorder, main_of(lazy))
+
+
+def read_view(recorder: Recording, lazy: LazyTensor) -> torch.Tensor | None:
+    """Returns the data of a view of a buffer into which modules have written since it was taken; None for others.
+
+    Nothing is recorded, so one rank may read it alone.
+    """
+    view: Any = main_of(lazy)._view
+    if view is None or type(view.root) is LazyTensor or not _is_old(recorder, main_of(lazy)):
+        return None
+    recorder.before_read(view.root)
+    with recorder.deferred.computing.running(), torch.no_grad():
+        return _taken(view.links, recorder.engine.read_parameter(recorder.placed[id(view.root)]))
+
+
+def _is_old(recorder: Recording, lazy: LazyTensor) -> bool:
+    """Returns whether a module may have written into the buffer of which `lazy` is a view since it was taken."""
+    view = lazy._view
+    if view is None or view.links is None:
+        return False
+    placed = recorder.placed.get(id(view.root))
+    if placed is None or not placed.is_written or placed.is_parameter:
+        return False
+    if view.num_flushes != recorder.engine.num_flushes:
+        return True
+    graphs = (*recorder.pending, recorder.current)
+    leaves = [call.target for graph in graphs for call in graph.calls if type(call.target) is Leaf]
+    return any(placed in leaf.placed for leaf in leaves)
+
+
+def _taken(links: tuple[_Link, ...], tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a view of a plain tensor."""
+    for function, template, result in links:
+        args, kwargs = rebuild(template, [tensor])
+        tensor = flatten(function(*args, **kwargs))[1][result]
+    return tensor
 
 
 def changes_shape(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> bool:
@@ -164,7 +230,7 @@ def retake(recorder: Recording, member: LazyTensor) -> None:
             taken = recorder.record(function, template, [tensor], None)
         tensor = flatten(taken)[1][result]
     put_value(member, tensor._value)
-    member._view = view
+    member._view = view if view.num_flushes < 0 else view._replace(num_flushes=recorder.engine.num_flushes)
 
 
 class Through:
@@ -186,10 +252,7 @@ class Through:
         if not self.is_in_place:
             with torch.set_grad_enabled(torch.is_grad_enabled() or root.requires_grad):  # a write keeps the history
                 root = root.clone()
-        view = root
-        for function, template, result in self.links:
-            args, kwargs = rebuild(template, [view])
-            view = flatten(function(*args, **kwargs))[1][result]
+        view = _taken(self.links, root)
         tensors = [*others[: self.number], view, *others[self.number :]]
         args, kwargs = rebuild(self.template, tensors)
         self.function(*args, **kwargs)

@@ -1,10 +1,17 @@
 """`param.grad` outside the optimizer: the same answer on every rank, with recorded values.
 
+A gradient that the program has kept, and a view of one, are brought up to date before they are used:
+
+    g = p.grad; row = g[0]
+    loss.backward()              adds to the memory of both
+    row.sum()                    the backward runs first, and the groups average
+
 A sparse gradient is not recorded: every rank has a plain tensor, its owner the gradient itself and the others a copy.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +20,8 @@ from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.across_ranks.prefetch import Reads
+from farspan.record.memory.twins import put_value
+from farspan.record.ops.views import read_view, refresh
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -31,6 +40,8 @@ class Gradients:
         self.recorder = recorder
         self._views: dict[str, LazyTensor] = {}
         """One tensor for each gradient, so that a write through it shows when it is read again."""
+        self._kept: dict[str, weakref.ref[LazyTensor]] = {}
+        """The tensors that the program has got before the latest backward, if it still has them."""
         self._sparse: dict[str, torch.Tensor] = {}
         """Copies of sparse gradients of other ranks."""
         self._reads = Reads(self.get, recorder.placed.values)
@@ -50,12 +61,31 @@ class Gradients:
                 return None
             if engine.has_sparse_gradient(placed):
                 return self._get_sparse(placed)
-            meta = placed.meta
-            value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
-            engine.show_gradient(placed, value)
-            view = self._views[placed.name] = LazyTensor.make(value, self.recorder)
-            view._is_gradient = True
+            view = self._views[placed.name] = self._show(placed)
         return view
+
+    def _show(self, placed: Placed) -> LazyTensor:
+        """Returns the tensor for a gradient as it is now: the one that the program has already, if it has."""
+        meta = placed.meta
+        value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
+        kept = self._kept.pop(placed.name, None)
+        known = None if kept is None else kept()
+        is_same = known is not None and known._is_gradient and self.recorder.engine.is_present_gradient(known._value)
+        self.recorder.engine.show_gradient(placed, value)
+        if known is not None and is_same:
+            put_value(known, value)
+            return known
+        view = LazyTensor.make(value, self.recorder)
+        view._is_gradient = True
+        return view
+
+    def refresh(self, kept: LazyTensor) -> None:
+        """Let a gradient that the program has kept be what has been made of it by now."""
+        if self.recorder.hooks.are_running:
+            return
+        engine, name = self.recorder.engine, kept._value.gradient_of
+        if engine.is_present_gradient(kept._value) and (self._is_waiting() or name not in self._views):
+            self.get(engine.parameters[name])
 
     def _get_sparse(self, placed: Placed) -> torch.Tensor:
         copy = self._sparse.get(placed.name)
@@ -97,7 +127,7 @@ class Gradients:
 
     def accumulate(self, placed: Placed, gradient: Any) -> None:
         """Add `gradient` to `param.grad` as autograd does."""
-        self._views.pop(placed.name, None)
+        self._keep(placed.name)
         self.recorder.engine.accumulate(placed, gradient._value.data if type(gradient) is LazyTensor else gradient)
 
     def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
@@ -113,15 +143,33 @@ class Gradients:
         if type(gradient) is torch.Tensor and gradient.layout is not torch.strided and not placed.is_owned:
             self._sparse[placed.name] = gradient
 
-    def read(self, value: Value) -> torch.Tensor:
-        """Returns the data of a recorded value. One that is made of a parameter's gradient alone is likely to be read
+    def read(self, lazy: LazyTensor) -> torch.Tensor:
+        """Returns the data of a recorded tensor. One that is made of a parameter's gradient alone is likely to be read
         of other parameters too, and so computed together with theirs.
         """
-        known = self._reads.foresee(value) if value.pending and value.meta.numel == 1 else None
+        if lazy.may_be_old:
+            data = read_view(self.recorder, lazy)
+            if data is not None:
+                return data
+            refresh(self.recorder, lazy)
+        value = lazy._value
+        is_alone = value.meta.numel > 1 or self._is_waiting()  # other gradients are about to change
+        known = self._reads.foresee(value) if value.pending and not is_alone else None
         return self.recorder.engine.read(value if known is None else known)
 
     def forget(self) -> None:
         """The gradients are other tensors now: a backward or an optimizer step has run."""
-        self._views.clear()
+        for name in list(self._views):
+            self._keep(name)
         self._sparse.clear()
         self._reads.forget()
+
+    def _is_waiting(self) -> bool:
+        """Returns whether something recorded, or an averaging over the groups, has yet to change gradients."""
+        return self.recorder.num_pending_backwards > 0 or self.recorder.engine.groups.is_due
+
+    def _keep(self, name: str) -> None:
+        """Something is added to a gradient: who has its tensor already is to see it."""
+        view = self._views.pop(name, None)
+        if view is not None:
+            self._kept[name] = weakref.ref(view)
