@@ -49,13 +49,17 @@ def backward(model: nn.Module, number: int, *, reads_loss: bool) -> None:
         loss.item()
 
 
+def gradient_of(model: Any) -> Any:
+    return model[0].weight.grad
+
+
 def kept(take: Callable[[Tensor], Tensor], reads_loss: bool) -> Callable[[Any], Any]:
     def program(model: Any) -> Any:
         found: list[Any] = []
         for number, (name, use) in enumerate(USES.items()):
             model.zero_grad()
             backward(model, 0, reads_loss=reads_loss)
-            tensor = take(model[0].weight.grad)
+            tensor = take(gradient_of(model))
             if number % 2:
                 found.append(use(tensor))
             backward(model, 1, reads_loss=reads_loss)
