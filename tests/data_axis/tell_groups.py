@@ -69,7 +69,7 @@ def main(num_groups: int) -> None:
     third(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     engine: Any = current_engine()
-    found["sent"] = sum(len(bucket.flat) for bucket in engine.groups.buckets)
+    found["sent"] = sum(bucket.num_elements for bucket in engine.groups.buckets)
     print(json.dumps(found))
 
 

@@ -4,14 +4,16 @@
     buckets of one type and device, filled in turn     [d d d d | c c]  [b b|a] ...
     behind its parameters, one element for each        [......... 1 1]     whether it has a gradient here
 
+A gradient that a step has just made becomes a view of its bucket, which so is no memory beside it. One that was there
+before may be held by the program: what is reduced is copied into it.
+
 The layout depends on which parameters there are and which of them get a gradient in some group, on nothing else: two
 runs of one plan add up the same numbers in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -28,17 +30,35 @@ is what no backward hides. The most is that of torch's DistributedDataParallel.
 """
 
 
-@dataclass(slots=True)
 class Bucket:
-    """Some parameters, and the memory in which their gradients are reduced."""
+    """Some parameters, and the memory in which their gradients are reduced, while they are.
 
-    members: list[Placed]
-    flat: torch.Tensor
-    views: list[torch.Tensor]
-    """Views of the parts of `flat`, in the shapes of the parameters."""
+    Args:
+        members: The parameters, of one type and device.
+    """
 
-    def fill(self, share: float) -> None:
-        """Put in this rank's gradients, each times `share`."""
+    def __init__(self, members: list[Placed]) -> None:
+        self.members = members
+        self._sizes = [placed.meta.numel * (2 if placed.tensor.is_complex() else 1) for placed in members]
+        """The number of elements of each; gloo adds up no complex numbers, so their parts count, which are real."""
+        self._flat: torch.Tensor | None = None
+        self._to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """The gradients that are to stay where they are, and the views with what is reduced of them."""
+        self._absent: list[tuple[Placed, torch.Tensor]] = []
+        """The parameters without a gradient here, and the views with what other ranks may have."""
+
+    @property
+    def num_elements(self) -> int:
+        """Returns how many numbers are reduced: the gradients' and one for each of them."""
+        return sum(self._sizes) + len(self.members)
+
+    def fill(self, share: float, fresh: Collection[str]) -> torch.Tensor:
+        """Lay out this rank's gradients, each times `share`; returns the memory that is to be reduced.
+
+        Args:
+            share: One over the number of groups.
+            fresh: The parameters whose gradients nobody has seen yet: these become views of the bucket.
+        """
         gradients = [raw_grad(placed.tensor) for placed in self.members]
         for placed, gradient in zip(self.members, gradients, strict=True):
             if gradient is not None and gradient.layout is not torch.strided:
@@ -47,31 +67,52 @@ class Bucket:
                     why="only dense gradients are averaged over groups.",
                     hint="torch.nn.Embedding(..., sparse=False), or data_parallel=1",
                 )
+        self._flat = flat = self._memory()
         if any(gradient is None for gradient in gradients):
-            self.flat.zero_()
             self._flags.copy_(torch.tensor([share * (gradient is not None) for gradient in gradients]))
         else:
             self._flags.fill_(share)
-        for view, gradient in zip(self.views, gradients, strict=True):
-            if gradient is not None:
-                torch.mul(gradient, share, out=view)
+        for placed, gradient, view in zip(self.members, gradients, self._views(flat), strict=True):
+            if gradient is None:
+                self._absent.append((placed, view.zero_()))
+                continue
+            torch.mul(gradient, share, out=view)
+            if placed.name in fresh and gradient.stride() == view.stride():
+                set_raw_grad(placed.tensor, view)
+            else:
+                self._to_copy.append((gradient, view))
+        return flat
 
     def spread(self) -> None:
         """Give the parameters what has been reduced; one that no rank has a gradient for keeps none."""
-        gradients = [raw_grad(placed.tensor) for placed in self.members]
-        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        if there:
-            copy_all([gradients[number] for number in there], [self.views[number] for number in there])
-        if len(there) < len(gradients):
-            for placed, gradient, view, flag in zip(
-                self.members, gradients, self.views, self._flags.tolist(), strict=True
-            ):
-                if gradient is None and flag:
-                    set_raw_grad(placed.tensor, view.detach().clone())
+        if self._to_copy:
+            gradients, views = zip(*self._to_copy, strict=True)
+            copy_all(list(gradients), list(views))
+        if self._absent:
+            flags = dict(zip([placed.name for placed in self.members], self._flags.tolist(), strict=True))
+            for placed, view in self._absent:
+                if flags[placed.name]:
+                    set_raw_grad(placed.tensor, view)
+        self._flat, self._to_copy, self._absent = None, [], []
+
+    def _memory(self) -> torch.Tensor:
+        tensor = self.members[0].tensor
+        return torch.empty(self.num_elements, dtype=tensor.dtype.to_real(), device=tensor.device)
+
+    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the parts of the bucket's memory, in the shapes of the parameters."""
+        parts = flat[: -len(self.members)].split(self._sizes)
+        return [
+            torch.view_as_complex(part.view(*placed.meta.shape, 2))
+            if placed.tensor.is_complex()
+            else part.view(placed.meta.shape)
+            for part, placed in zip(parts, self.members, strict=True)
+        ]
 
     @property
     def _flags(self) -> torch.Tensor:
-        return self.flat[-len(self.members) :]
+        assert self._flat is not None
+        return self._flat[-len(self.members) :]
 
 
 def bucket_layout(parameters: Sequence[Placed]) -> list[Bucket]:
@@ -89,16 +130,4 @@ def bucket_layout(parameters: Sequence[Placed]) -> list[Bucket]:
             chosen.append(members)
         members.append(placed)
         open_buckets[kind] = (members, size_bytes + placed.meta.numel * tensor.dtype.itemsize)
-    return [_bucket_of(members) for members in chosen]
-
-
-def _bucket_of(members: list[Placed]) -> Bucket:
-    tensor = members[0].tensor
-    is_complex = tensor.is_complex()  # gloo adds up none: their parts are real
-    sizes = [placed.meta.numel * (2 if is_complex else 1) for placed in members]
-    flat = torch.zeros(sum(sizes) + len(members), dtype=tensor.dtype.to_real(), device=tensor.device)
-    views: list[torch.Tensor] = []
-    for part, placed in zip(flat[: sum(sizes)].split(sizes), members, strict=True):
-        shape = placed.meta.shape
-        views.append(torch.view_as_complex(part.view(*shape, 2)) if is_complex else part.view(shape))
-    return Bucket(members, flat, views)
+    return [Bucket(members) for members in chosen]

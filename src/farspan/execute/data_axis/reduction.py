@@ -226,7 +226,6 @@ class Reduction:
             mask: For each of them whether it takes part.
         """
         if self._layout is None or self._layout[0] != mask:
-            self._layout = None  # its memory is that of all gradients
             self._layout = (mask, bucket_layout([placed for placed, is_in in zip(own, mask, strict=True) if is_in]))
         return self._layout[1]
 

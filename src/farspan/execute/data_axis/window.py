@@ -16,6 +16,7 @@ import torch
 from farspan.call.leaf import Leaf, Placed
 from farspan.errors import RecordError
 from farspan.graph import BackwardSegment, whole_name
+from farspan.torch_private import raw_grad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +72,8 @@ class Window:
         for name, action in additions.last.items():
             self._pending.setdefault(action, []).append(name)
         self._incomplete = set(additions.last)
+        self._fresh = {placed.name for placed in own if raw_grad(placed.tensor) is None}
+        """The parameters whose gradients the step makes: the program has not seen them."""
         self._mask = torch.tensor([placed.name in touched for placed in own], dtype=torch.uint8)
         self._coming = groups.peers.maximum(self._mask) if own else None
         """The masks of the other groups, until they are here."""
@@ -145,8 +148,8 @@ class Window:
         while len(self._works) < len(self._buckets) and not self._num_missing[len(self._works)]:
             bucket = self._buckets[len(self._works)]
             with torch.no_grad():
-                bucket.fill(1 / self._groups.num_groups)
-            self._works.append(self._groups.peers.sum(bucket.flat))
+                flat = bucket.fill(1 / self._groups.num_groups, self._fresh)
+            self._works.append(self._groups.peers.sum(flat))
 
     def _lay_out(self) -> None:
         self._buckets = self._groups.buckets_of(self._own, self._mask.numpy().tobytes())
