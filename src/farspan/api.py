@@ -79,6 +79,7 @@ def distribute(
     seed: int | None = None,
     data_parallel: int | str | None = None,
     tensor_parallel: int | str | Mapping[str, int | str] | None = None,
+    comm: Any = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -143,6 +144,7 @@ def distribute(
             those that fit. A mapping asks for single matrices: `{"degree": 2, "lm_head": "vocab", "*.gate": "whole"}`,
             names of modules or parameters (or glob patterns) to "column", "row", "vocab" or "whole"; without "degree"
             all ranks run each layer, or those of a plan of one's own.
+        comm: A communicator of mpi4py, which the program goes on using: all its ranks call this, and all goes over MPI.
 
     Returns:
         `model` itself.
@@ -172,12 +174,11 @@ def distribute(
         seed = 0  # it is about times, and may have no data
     open_model(model)
     groups: Any = GroupsChoice(model, micro_batches) if data_parallel == "auto" else data_parallel
-    engine = engine_of_this_thread(seed, groups if trial is None else None)
+    engine = engine_of_this_thread(seed, groups if trial is None else None, comm)
     asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches, tensor_parallel)
     is_all_open = (
         engine.groups.num_groups == 1
-        and plan == "auto"
-        and stages == "auto"
+        and plan == stages == "auto"
         and not together
         and all(each is None for each in asked)
     )

@@ -1,9 +1,9 @@
-"""Reductions and broadcasts among a few ranks, by torch.distributed, in a group that the program does not see."""
+"""Reductions and broadcasts among a few ranks, by gloo in a group that the program does not see, or by other means."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,20 +11,17 @@ import torch.distributed as dist
 from farspan.comm.gloo import GlooTransport
 from farspan.comm.transport import TransferError
 
-__all__ = ["Collectives", "Pending"]
+__all__ = ["Collectives", "GlooCollectives", "Pending"]
 
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 
-class Pending:
+class Pending(Protocol):
     """A collective that is under way."""
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
 
     def is_done(self) -> bool:
         """Returns whether `wait` would return at once."""
-        return self._work.is_completed()
+        ...
 
     def wait(self, deadline_s: float) -> None:
         """Return when its result is here.
@@ -33,6 +30,49 @@ class Pending:
             TimeoutError: It is not in time.
             TransferError: It cannot come any more.
         """
+        ...
+
+
+class Collectives(Protocol):
+    """Operations that several ranks do together, each the same ones in the same order.
+
+    Attributes:
+        rank: Of this process in the group.
+        size: Of the group.
+    """
+
+    rank: int
+    size: int
+
+    def sum(self, flat: torch.Tensor) -> Pending:
+        """Begin to add up a tensor over the ranks, in place; the result has the same bits on all of them."""
+        ...
+
+    def maximum(self, flat: torch.Tensor) -> Pending:
+        """Begin to find each element's largest value over the ranks, in place."""
+        ...
+
+    def broadcast(self, flat: torch.Tensor) -> Pending:
+        """Begin to give all ranks what rank 0 has, in place."""
+        ...
+
+    def abort(self) -> None:
+        """End what is under way; from any thread."""
+        ...
+
+    def close(self) -> None:
+        """End the group: nothing is reduced afterwards."""
+        ...
+
+
+class _GlooPending:
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def is_done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self, deadline_s: float) -> None:
         try:
             self._work.wait(timedelta(seconds=deadline_s))
         except RuntimeError as error:
@@ -41,11 +81,11 @@ class Pending:
             raise TransferError(str(error)) from error
 
 
-class Collectives:
-    """Operations that several ranks do together, each the same ones in the same order.
+class GlooCollectives:
+    """Collectives over gloo.
 
     Args:
-        store: Where they find each other; of this group alone.
+        store: Where the ranks find each other; of this group alone.
         rank: Of this process in the group.
         size: Of the group.
         address: Of this host, at which the others reach it.
@@ -58,25 +98,20 @@ class Collectives:
         self._transport = GlooTransport(store, rank, size, address, deadline_s)
 
     def sum(self, flat: torch.Tensor) -> Pending:
-        """Begin to add up a tensor over the ranks, in place; the result has the same bits on all of them."""
         return self._reduce(flat, _SUM)
 
     def maximum(self, flat: torch.Tensor) -> Pending:
-        """Begin to find each element's largest value over the ranks, in place."""
         return self._reduce(flat, _MAX)
 
     def broadcast(self, flat: torch.Tensor) -> Pending:
-        """Begin to give all ranks what rank 0 has, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         return self._begin(lambda group: group.broadcast([flat], options))
 
     def abort(self) -> None:
-        """End what is under way; from any thread."""
         self._transport.abort()
 
     def close(self) -> None:
-        """End the group: nothing is reduced afterwards."""
         self._transport.close()
 
     def _reduce(self, flat: torch.Tensor, operation: Any) -> Pending:
@@ -86,6 +121,6 @@ class Collectives:
 
     def _begin(self, call: Any) -> Pending:
         try:
-            return Pending(call(self._transport.group))
+            return _GlooPending(call(self._transport.group))
         except RuntimeError as error:
             raise TransferError(str(error)) from error

@@ -105,6 +105,8 @@ class GlooTransport:
         deadline_s: The longest wait for another rank.
     """
 
+    name = "gloo"
+
     def __init__(self, store: Any, rank: int, world_size: int, address: str, deadline_s: float) -> None:
         self.rank = rank
         self.world_size = world_size

@@ -1,21 +1,37 @@
-"""Chooses a tensor's transport: NCCL between GPUs of different ranks, memory to memory on one host, else gloo."""
+"""Chooses a tensor's transport: NCCL between GPUs, memory to memory on one host, else gloo or MPI."""
 
 from __future__ import annotations
 
-from farspan.comm.gloo import GlooTransport
+from typing import Protocol
+
 from farspan.comm.nccl import NcclTransport
 from farspan.comm.same_host.copies import SameHostTransport
 from farspan.comm.transport import Transport
 from farspan.program.program import Channel
 
-__all__ = ["Router", "Carrier"]
+__all__ = ["Router", "Carrier", "HostTransport"]
+
+
+class HostTransport(Transport, Protocol):
+    """What reaches every rank, from memory to memory.
+
+    Attributes:
+        name: For people.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def close(self) -> None:
+        """Free what outlives no interpreter; nothing is sent afterwards."""
+        ...
 
 
 class Router:
     """A transport made of several: which one is decided by the two ends and their devices, so both decide alike."""
 
     def __init__(
-        self, host: GlooTransport, device: NcclTransport | None, near: SameHostTransport | None = None
+        self, host: HostTransport, device: NcclTransport | None, near: SameHostTransport | None = None
     ) -> None:
         self.host = host
         self.device = device
@@ -61,7 +77,7 @@ class Router:
         return ", ".join(f"rank {other}: {self._name(other)}" for other in others)
 
     def _name(self, peer: int) -> str:
-        return "memory to memory" if self.near is not None and self.near.reaches(peer) else "gloo"
+        return "memory to memory" if self.near is not None and self.near.reaches(peer) else self.host.name
 
 
 Carrier = Transport | Router

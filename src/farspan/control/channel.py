@@ -16,7 +16,7 @@ from farspan.control.gathers import Gathers
 from farspan.control.hub.divergence import history_to_json
 from farspan.control.hub.server import HubServer
 from farspan.control.late import LateRanks
-from farspan.control.link import Link, LoopLink, connect
+from farspan.control.link import Link, LoopLink, Server, connect
 from farspan.control.requests import Calls
 from farspan.control.text import as_error, clip_head, described, fresh, stack_of
 from farspan.control.tree.numbers import host_of
@@ -52,7 +52,7 @@ class SideChannel:
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
         late: Says who is late, and where they are.
-        address: Of this host, at which the other ranks reach it.
+        address, streams: Of this host, at which the other ranks reach it; what opens streams where there is none.
         wake: Set by the caller: lets processes of other ranks go on that are stopped, so that they hear of a failure.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
@@ -69,7 +69,7 @@ class SideChannel:
     """
 
     def __init__(
-        self, rank: int, world_size: int, link: Link, server: HubServer | None = None, *, secret: str = ""
+        self, rank: int, world_size: int, link: Link, server: Server | None = None, *, secret: str = ""
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -78,7 +78,7 @@ class SideChannel:
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
         self.on_close: Callable[[], None] = lambda: None
-        self.address = link.address
+        self.address, self.streams = link.address, link.streams
         self.secret = secret
         self.place: Callable[[], str] = lambda: ""
         self.wake: Callable[[], None] = lambda: None

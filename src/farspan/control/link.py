@@ -7,7 +7,7 @@ import logging
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from farspan.control.hub.hub_state import Hub
 from farspan.control.hub.joining import Client, join
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from farspan.control.wire import Buffer, Header
 
-__all__ = ["Link", "LoopLink", "SocketLink", "connect", "limit_sends"]
+__all__ = ["Link", "LoopLink", "Server", "SocketLink", "Streams", "connect", "limit_sends"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,15 +37,31 @@ _SPARE_BYTES = 256
 _LONGEST_S = 1e6
 
 
+class Streams(Protocol):
+    """Opens streams of bytes between ranks that have no addresses; a stream has what we use of a blocking socket."""
+
+    def connect(self, rank: int) -> Any:
+        """Opens a stream to a rank."""
+        ...
+
+    def serve(self, accept: Callable[[int, Any], None]) -> None:
+        """Hands streams that other ranks open to `accept`, with the rank; it must not block."""
+        ...
+
+
 class Link(Protocol):
     """One rank's connection to the hub.
 
     Attributes:
         address: Of this host, as the hub and so the other ranks can reach it; "" in a world of one.
+        streams: Opens streams to other ranks, where these have no addresses; else None.
     """
 
     @property
     def address(self) -> str: ...
+
+    @property
+    def streams(self) -> Streams | None: ...
 
     def listen(
         self,
@@ -71,10 +87,23 @@ class Link(Protocol):
         ...
 
 
+class Server(Protocol):
+    """The hub, or a relay, in this process."""
+
+    def wait_ended(self, linger_s: float) -> bool:
+        """Waits until every rank below this one has said bye or died; False where `linger_s` ran out."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it: what is queued goes out, ranks that still run get a failure. Idempotent."""
+        ...
+
+
 class LoopLink:
     """World size 1: the hub is called directly; no socket, no thread."""
 
     address = ""
+    streams = None
 
     def __init__(self) -> None:
         self._hub = Hub(1)
@@ -113,6 +142,8 @@ class SocketLink:
         name: Of the thread.
         host: The rank at the other end.
     """
+
+    streams = None
 
     def __init__(self, sock: socket.socket, reader: FrameReader, frames: list[Frame], name: str, host: int = 0) -> None:
         self._host = host

@@ -37,6 +37,7 @@ __all__ = [
     "ProtocolError",
     "adopt",
     "advance",
+    "decode",
     "encode",
     "is_of_link",
     "is_proof",
@@ -106,6 +107,22 @@ def encode(
         raise ValueError(f"a message payload of {len(payload)} bytes; at most {max_payload} fit")
     head = _PREFIX.pack(_MAGIC, len(text), len(payload)) + text
     return [head, payload] if len(payload) else [head]
+
+
+def decode(message: bytes | bytearray) -> Frame:
+    """Returns the frame whose buffers, one after the other, are a message.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    view = memoryview(message)
+    if len(view) < _PREFIX.size:
+        raise ProtocolError(f"{len(view)} bytes that are no frame")
+    magic, header_bytes, payload_bytes = _PREFIX.unpack_from(view)
+    end = _PREFIX.size + header_bytes
+    if magic != _MAGIC or header_bytes > MAX_HEADER_BYTES or len(view) != end + payload_bytes:
+        raise ProtocolError(f"{len(view)} bytes that are no frame: {magic!r}, {header_bytes}, {payload_bytes}")
+    return Frame(_header_of(bytes(view[_PREFIX.size : end])), view[end:])
 
 
 def advance(buffers: list[Buffer], sent: int) -> list[Buffer]:
@@ -193,14 +210,9 @@ class FrameReader:
             self._make_room(_PREFIX.size + header_bytes)
             return False
         begin = self._begin + _PREFIX.size
-        try:
-            header = json.loads(self._scratch[begin : begin + header_bytes])
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"a header that is no JSON: {error}") from None
-        if not isinstance(header, dict):
-            raise ProtocolError("a header that is no object")
+        header = _header_of(self._scratch[begin : begin + header_bytes])
         self._begin = begin + header_bytes
-        self._start_payload(cast("Header", header), payload_bytes)
+        self._start_payload(header, payload_bytes)
         return not self._rest
 
     def _start_payload(self, header: Header, size: int) -> None:
@@ -229,6 +241,16 @@ class FrameReader:
             self._scratch = bytearray(needed + _SCRATCH_BYTES)
         self._scratch[: len(kept)] = kept
         self._begin, self._end = 0, len(kept)
+
+
+def _header_of(text: bytes | bytearray) -> Header:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a header that is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ProtocolError("a header that is no object")
+    return cast("Header", header)
 
 
 _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()

@@ -109,9 +109,10 @@ _SOURCES = (
 )
 
 _TCP_STORE = re.compile(r"tcp://([0-9A-Za-z._-]{1,255}|[0-9A-Fa-f:.%]{2,255}):([0-9]{1,5})")
+_WITH_MPI = "from mpi4py import MPI\nfarspan.distribute(model, comm=MPI.COMM_WORLD)      or, without MPI:\n"
 _MASTER_HINTS = {
-    "openmpi": "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...",
-    "pmi": "mpirun -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 ...",
+    "openmpi": _WITH_MPI + "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...",
+    "pmi": _WITH_MPI + "mpirun -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 ...",
     "slurm": 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
     "export MASTER_PORT=29500          before srun\n"
     "srun --ntasks 1 ...               if one process was meant",
@@ -119,11 +120,12 @@ _MASTER_HINTS = {
 _START_HINT = "farspan run -n 4 train.py          on one machine, or torchrun, srun, mpirun"
 
 
-def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+def read_environment(variables: Mapping[str, str] | None = None, *, needs_rendezvous: bool = True) -> Environment:
     """Reads the place of this process from the variables that its launcher set.
 
     Args:
         variables: What to read instead of `os.environ`. An empty variable counts as not set.
+        needs_rendezvous: Whether several processes must say where they find each other.
 
     Raises:
         LaunchError: The variables are incomplete, contradict each other, or are not numbers.
@@ -152,7 +154,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         )
     local_rank, local_world_size = _read_local(given, source, rank, world_size)
     missing = [name for name in source.rendezvous if name not in given]
-    if world_size > 1 and missing:
+    if world_size > 1 and missing and needs_rendezvous:
         raise LaunchError(
             f"the {world_size} processes cannot find each other.",
             why=f"{size_name}={world_size}, but {' and '.join(missing)} not set (launcher: {launcher}).",

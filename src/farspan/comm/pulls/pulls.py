@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from typing import Any
 
 import torch
 
 from farspan.comm.pulls.answers import read_answer, send_request
-from farspan.comm.pulls.listener import Handler, Listener, service_of, shut_down
+from farspan.comm.pulls.listener import Answering, Handler, Listener, StreamListener, service_of, shut_down
 from farspan.control.channel import SideChannel
 from farspan.control.hub.joining import Client, join
 from farspan.control.text import answer_error, clip_head
@@ -26,7 +25,8 @@ _ENDING_S = 5.0
 _MOST_IDLE = 32
 """Connections that are kept for the next question; the one that was used longest ago goes when one more comes."""
 
-_Connection = tuple[socket.socket, FrameReader]
+_Connection = tuple[Any, FrameReader]
+"""A socket or a stream, and its reader."""
 _Received = tuple[Header, list[torch.Tensor]]
 """The head of an answer, and its tensors."""
 
@@ -46,8 +46,9 @@ class Pulls:
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._lock = threading.Lock()
         self._listener: Listener | None = None
+        self._answering: Answering | None = None if side.streams is None else StreamListener(side, handler)
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._sockets: set[socket.socket] = set()
+        self._sockets: set[Any] = set()
         """The open connections to the owners that this rank reads from."""
         self._idle: dict[int, _Connection] = {}
         """For each owner the connection that no read is using now."""
@@ -60,7 +61,7 @@ class Pulls:
             if self._is_over:
                 raise RuntimeError("this rank has ended")
             if self._listener is None:
-                self._listener = Listener(self._side, self._handler)
+                self._answering = self._listener = Listener(self._side, self._handler)
             return {"address": self._listener.address}
 
     def pull(
@@ -97,17 +98,17 @@ class Pulls:
         """Ends all that is under way, and all that comes later; from any thread."""
         with self._lock:
             self._is_over = True
-            sockets, listener = list(self._sockets), self._listener
+            sockets, answering = list(self._sockets), self._answering
         for sock in sockets:
             shut_down(sock)
-        if listener is not None:
-            listener.shut()
+        if answering is not None:
+            answering.shut()
 
     def close(self) -> None:
         """Closes, and returns when no thread does anything here any more, or after a few seconds."""
         self.abort()
-        if self._listener is not None:
-            self._listener.stop(_ENDING_S)
+        if self._answering is not None:
+            self._answering.stop(_ENDING_S)
         with self._lock:
             idle, self._idle = list(self._idle.values()), {}
         for sock, _ in idle:
@@ -124,12 +125,14 @@ class Pulls:
         return self._converse(rank, self._connect(rank), request, memory)
 
     def _connect(self, rank: int) -> _Connection:
+        if self._side.streams is not None:
+            return self._register(self._side.streams.connect(rank)), FrameReader()
         if rank not in self._addresses:
             host, port = self._side.request(rank, {"listen": True}, self._deadline_s)["address"]
             self._addresses[rank] = str(host), int(port)
         side = self._side
         client = Client(side.rank, side.world_size, side.secret, rank, service_of(rank))
-        opened: list[socket.socket] = []
+        opened: list[Any] = []
         try:
             return join(
                 client, self._addresses[rank], self._deadline_s, lambda sock: opened.append(self._register(sock))
@@ -139,7 +142,7 @@ class Pulls:
                 self._drop(sock)
             raise
 
-    def _register(self, sock: socket.socket) -> socket.socket:
+    def _register(self, sock: Any) -> Any:
         with self._lock:
             if self._is_over:
                 raise ConnectionError("aborted")
@@ -170,7 +173,7 @@ class Pulls:
             if each is not None:
                 self._drop(each[0])
 
-    def _drop(self, sock: socket.socket) -> None:
+    def _drop(self, sock: Any) -> None:
         with self._lock:
             self._sockets.discard(sock)
         sock.close()

@@ -16,8 +16,7 @@ from farspan.control.channel import SideChannel
 from farspan.errors import DivergenceError, FarspanError
 
 if TYPE_CHECKING:
-    from farspan.control.hub.server import HubServer
-    from farspan.control.link import Link
+    from farspan.control.link import Link, Server
 
 __all__ = ["GroupChannel"]
 
@@ -43,7 +42,7 @@ class GroupChannel(SideChannel):
         number: int,
         num_groups: int,
         link: Link,
-        server: HubServer | None = None,
+        server: Server | None = None,
         *,
         secret: str,
     ) -> None:

@@ -15,8 +15,9 @@ from farspan.control.hub.connection import Connection
 from farspan.control.hub.hub_state import Hub
 from farspan.control.hub.joining import Client, join, refusal_of
 from farspan.control.text import describe_death, describe_lost_link
+from farspan.control.tree.deliveries import PARENT, deliveries
 from farspan.control.tree.message import Message, Node
-from farspan.control.tree.numbers import children, client_towards
+from farspan.control.tree.numbers import children
 from farspan.control.tree.numbers import parent as parent_of
 from farspan.control.tree.relay import Relay
 from farspan.control.wire import (
@@ -312,24 +313,13 @@ class HubServer:
     def _deliver(self) -> None:
         while self._outbox:
             message = self._outbox.popleft()
-            if message.is_for_parent:
-                if self._uplink is not None:
-                    self._queue(self._uplink, encode(message.header, message.payload))
-                continue
-            if message.to is None:
-                buffers = encode(message.header, message.payload)
-                for client in self._clients:
-                    self._queue_for(client, buffers)
-                continue
-            by_client: dict[int, list[int]] = {}
-            for rank in message.to:
-                client = client_towards(rank, self._node.rank)
-                assert client is not None
-                by_client.setdefault(client, []).append(rank)
-            for client, ranks in by_client.items():
-                relays = client != self._node.rank and children(client, self._node.world_size)
-                header = {**message.header, "to": ranks} if relays else message.header
-                self._queue_for(client, encode(header, message.payload))
+            for clients, header in deliveries(message, self._node.rank, self._node.world_size, self._clients):
+                buffers = encode(header, message.payload)
+                for client in clients:
+                    if client != PARENT:
+                        self._queue_for(client, buffers)
+                    elif self._uplink is not None:
+                        self._queue(self._uplink, buffers)
 
     def _queue_for(self, client: int, buffers: list[Buffer]) -> None:
         conn = self._by_rank.get(client)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from farspan.comm.rendezvous.network import Network
 from farspan.comm.router import Router
 from farspan.control.text import as_error, describe_failure, described
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
@@ -38,17 +39,17 @@ _SEEING_S = 1.0
 _exit_codes: list[int] = []
 
 
-def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Callable[[], None]) -> None:
+def watch_end(engine: Engine, network: Network, router: Router | None, remove_files: Callable[[], None]) -> None:
     """Lets the other ranks know from now on how this process ends.
 
     Args:
         engine: This rank's.
-        rank: Its number among all ranks, of whatever groups.
+        network: All ranks, of whatever groups.
         router: What carries tensors between the ranks of its group; None where it is the only one.
         remove_files: Ends the view of files that the rank has.
     """
     process, previous = os.getpid(), sys.excepthook
-    has_raised = False
+    has_raised = has_left = False
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal has_raised
@@ -60,7 +61,7 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
         leave_error(error, is_heard=raised_by is not None)
         if raised_by is not None:  # and shows its traceback itself
             with contextlib.suppress(OSError):  # the disk is full
-                note_hearing(rank)
+                note_hearing(network.rank)
             write_line(_describe_remote(error, raised_by))
             _let_torchrun_see(raised_by, router)
             return
@@ -69,8 +70,10 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
         previous(kind, error, trace)
 
     def leave() -> None:
-        if os.getpid() != process:
+        nonlocal has_left
+        if os.getpid() != process or has_left:
             return
+        has_left = True
         try:
             if not has_raised and engine.is_healthy:
                 engine.finish()
@@ -83,9 +86,10 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
         engine.values.close()
         is_over_well = not has_raised and engine.is_healthy
         engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
+        network.close(has_raised=has_raised)
 
     sys.excepthook = report
-    at_process_end(leave)
+    network.at_end(leave)
 
 
 def fail_at_end(error: FarspanError) -> None:

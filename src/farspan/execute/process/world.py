@@ -7,18 +7,16 @@ import os
 import threading
 from collections.abc import Callable
 
-import torch
+from typing import Any
+
 import torch.distributed as dist
 
 from farspan import settings
-from farspan.comm.collectives import Collectives
-from farspan.comm.gloo import GlooTransport
-from farspan.comm.nccl import NcclTransport
-from farspan.comm.rendezvous.data_groups import form_groups, peers_in_group
-from farspan.comm.rendezvous.group import Peers, find_peers
-from farspan.comm.rendezvous.join import Joined, join_side_channel
+from farspan.comm.mpi.communicator import is_in_mpi
+from farspan.comm.mpi.network import MpiNetwork
+from farspan.comm.rendezvous.group import find_peers
+from farspan.comm.rendezvous.network import Network, Reached, SocketNetwork
 from farspan.comm.router import Router
-from farspan.comm.same_host.copies import SameHostTransport
 from farspan.control.channel import SideChannel
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.data_axis.num_groups import check_num_groups, check_same_groups
@@ -28,7 +26,8 @@ from farspan.execute.process.console import keep_log_apart
 from farspan.execute.process.program_end import watch_end
 from farspan.execute.process.stacks import watch_signal
 from farspan.execute.teams import device_at
-from farspan.launch.environment import read_environment
+from farspan.errors import PlanError
+from farspan.launch.environment import Environment, read_environment
 from farspan.launch.files import install_late
 from farspan.launch.rank.notes import note_joining
 from farspan.outputs import write_line
@@ -57,7 +56,9 @@ farspan: all ranks train one model. If the script asks for RANK, WORLD_SIZE or t
 _thread = threading.local()
 
 
-def engine_of_this_thread(seed: int | None, num_groups: int | Callable[[int], int] | None = None) -> Engine:
+def engine_of_this_thread(
+    seed: int | None, num_groups: int | Callable[[int], int] | None = None, comm: Any = None
+) -> Engine:
     """Returns the engine of this thread, set up from the environment on first use; alone, it sees nothing yet
     (`begin_recording`).
 
@@ -65,18 +66,37 @@ def engine_of_this_thread(seed: int | None, num_groups: int | Callable[[int], in
         seed: Of what the model draws.
         num_groups: Into how many groups the ranks are divided; None for as many as there are, or one. A function
             chooses on rank 0, by the number of ranks, if they are not divided yet.
+        comm: The communicator of mpi4py whose ranks there are; None for those of the environment.
 
     Raises:
-        PlanError: The ranks cannot be divided so, or are divided otherwise.
+        PlanError: The ranks cannot be divided so, or are divided otherwise; or they are others than those of `comm`.
     """
     engine = current_engine()
     if engine is None:
+        network = None if comm is None else MpiNetwork(comm)
         if not callable(num_groups):
-            check_num_groups(num_groups, num_ranks_to_be())
-        engine = _thread.engine = _set_up(seed, num_groups or 1)
-    elif num_groups is not None and not callable(num_groups):
+            check_num_groups(num_groups, num_ranks_to_be() if network is None else network.world_size)
+        engine = _thread.engine = _set_up(seed, num_groups or 1, network)
+        _thread.network = network
+        return engine
+    if comm is not None:
+        _check_same(comm, engine)
+    if num_groups is not None and not callable(num_groups):
         check_same_groups(num_groups, engine)
     return engine
+
+
+def _check_same(comm: Any, engine: Engine) -> None:
+    """Raise an error if the ranks are not those of a communicator."""
+    network: MpiNetwork | None = getattr(_thread, "network", None)
+    if network is not None:
+        network.check_same(comm)
+    elif MpiNetwork(comm).world_size > 1:
+        raise PlanError(
+            "the ranks have been found without comm= before.",
+            why=f"farspan.distribute or farspan.from_rank was called first, and has found {engine.num_ranks}.",
+            hint="comm= in the first call of farspan.distribute, before farspan.from_rank",
+        )
 
 
 def current_engine() -> Engine | None:
@@ -86,12 +106,17 @@ def current_engine() -> Engine | None:
 
 def num_ranks_to_be() -> int:
     """Returns how many ranks there are, or will be once the engine is set up."""
-    return dist.get_world_size() if dist.is_initialized() else read_environment().world_size
+    return dist.get_world_size() if dist.is_initialized() else _environment().world_size
 
 
 def rank_to_be() -> int:
     """Returns the number of this process, also before the engine is set up."""
-    return dist.get_rank() if dist.is_initialized() else read_environment().rank
+    return dist.get_rank() if dist.is_initialized() else _environment().rank
+
+
+def _environment() -> Environment:
+    """Returns the place of this process; in a program of MPI's it may do without a rendezvous."""
+    return read_environment(needs_rendezvous=not is_in_mpi())
 
 
 def use_engine(engine: Engine) -> None:
@@ -115,57 +140,59 @@ def deadline_s() -> float:
     return settings.seconds("DEADLINE", default=_DEADLINE_S)
 
 
-def _set_up(seed: int | None, num_groups: int | Callable[[int], int]) -> Engine:
+def _set_up(seed: int | None, num_groups: int | Callable[[int], int], network: Network | None) -> Engine:
     keep_log_apart()
-    if rank_to_be() == 0:
+    if (rank_to_be() if network is None else network.rank) == 0:
         for line in settings.unknown_names(os.environ):
             write_line(line)
     limit_s = deadline_s()
     recorder = Recorder()
-    peers = find_peers(limit_s)
-    if peers is None:
+    if network is None and (peers := find_peers(limit_s)) is not None:
+        network = SocketNetwork(peers)
+    if network is None or network.world_size == 1:
         engine = Engine(recorder, SideChannel.alone(), None, seed=seed, deadline_s=limit_s)
         understand_places(lambda place: device_at(engine.teams, place, engine.num_ranks))
         return engine
     install()
-    joined = join_side_channel(peers, limit_s)
+    side = network.join(limit_s)
     try:
-        agreement = Agreement(joined.side, limit_s)
+        agreement = Agreement(side, limit_s)
         given = "auto" if callable(num_groups) else num_groups
         agreement.agree_on("data_parallel argument", f"data_parallel={given}")
         if callable(num_groups):
-            chosen = str(num_groups(peers.world_size)) if peers.rank == 0 else ""
+            chosen = str(num_groups(network.world_size)) if network.rank == 0 else ""
             num_groups = int(agreement.broadcast("the number of groups", chosen.encode(), 0))
         if num_groups == 1:
-            engine, router = _engine_of(peers, joined, recorder, seed, limit_s)
+            engine, router = _engine_of(network, side, recorder, seed, limit_s)
         else:
-            engine, router = _engine_in_group(peers, joined, agreement, num_groups, recorder, seed, limit_s)
+            engine, router = _engine_in_group(network, agreement, num_groups, recorder, seed, limit_s)
         engine.compare_generators()
-        remove_files = _keep_files_apart(peers, agreement)
+        remove_files = _keep_files_apart(network, agreement)
     except Exception as error:
-        joined.side.fail(error)  # or the others would wait for this rank's part
+        side.fail(error)  # or the others would wait for this rank's part
         raise
-    watch_end(engine, peers.rank, router, remove_files)
-    watch_signal(joined.side)
-    if peers.rank == 0 and peers.launcher not in ("run", "hosts", "program"):
-        write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
+    watch_end(engine, network, router, remove_files)
+    watch_signal(side)
+    if network.rank == 0 and network.launcher not in ("run", "hosts", "program"):
+        write_line(_VISIBLE.format(launcher=_NAMES[network.launcher], n=network.world_size).rstrip())
     activate(recorder)
     return engine
 
 
 def _engine_of(
-    peers: Peers, joined: Joined, recorder: Recorder, seed: int | None, limit_s: float
+    reached: Reached, side: SideChannel, recorder: Recorder, seed: int | None, limit_s: float
 ) -> tuple[Engine, Router | None]:
-    """Returns the engine of a rank among `peers`, and what carries its tensors, if there are others."""
-    router = _open_router(peers, joined, limit_s) if peers.world_size > 1 else None
-    if router is not None:
-        joined.side.wake = router.resume
-    return Engine(recorder, joined.side, router, seed=seed, deadline_s=limit_s), router
+    """Returns the engine of a rank, and what carries its tensors, if there are others."""
+    router = None
+    if reached.world_size > 1:
+        router = reached.open_router(Agreement(side, limit_s).gather, limit_s)
+        _log.info("rank %d sends to %s", reached.rank, router.describe(reached.rank, side.world_size))
+        side.wake = router.resume
+    return Engine(recorder, side, router, seed=seed, deadline_s=limit_s), router
 
 
 def _engine_in_group(
-    peers: Peers,
-    joined: Joined,
+    network: Network,
     agreement: Agreement,
     num_groups: int,
     recorder: Recorder,
@@ -173,37 +200,19 @@ def _engine_in_group(
     limit_s: float,
 ) -> tuple[Engine, Router | None]:
     """Returns the same, of a rank that is in one of several groups."""
-    channel = form_groups(joined, num_groups, agreement.gather, limit_s)
-    in_group = peers_in_group(peers, channel.number, num_groups)
-    store = dist.PrefixStore(f"position {channel.rank}", peers.store)
+    channel, in_group = network.divide(num_groups, agreement.gather, limit_s)
     recorder.draws.group = channel.number
-    engine, router = _engine_of(in_group, Joined(side=channel, address=joined.address), recorder, seed, limit_s)
-    owners = Collectives(store, channel.number, num_groups, joined.address, limit_s)
+    engine, router = _engine_of(in_group, channel, recorder, seed, limit_s)
+    owners = network.owners(channel, limit_s)
     engine.groups, engine.agreement_of_all = Reduction(engine, channel, owners, agreement), agreement
     engine.console.is_mute = channel.number > 0
     return engine, router
 
 
-def _keep_files_apart(peers: Peers, agreement: Agreement) -> Callable[[], None]:
+def _keep_files_apart(network: Network, agreement: Agreement) -> Callable[[], None]:
     """Leaves the script's files to rank 0, and lets the launcher know that all have joined; returns what ends it."""
-    if peers.launcher == "program":
+    if network.launcher == "program":
         return lambda: None  # a script for several processes
-    if peers.launcher in ("run", "hosts"):
+    if network.launcher in ("run", "hosts"):
         note_joining()
-    return install_late(peers.rank, lambda blob: agreement.gather("files", blob))
-
-
-def _open_router(peers: Peers, joined: Joined, limit_s: float) -> Router:
-    rank, store, side = peers.rank, peers.store, joined.side
-    device = None
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        device = NcclTransport(dist.PrefixStore("nccl", store), rank)
-    near = None
-    # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the introduction.
-    if settings.flag("SAME_HOST", default=True):
-        agreement = Agreement(side, limit_s)
-        near = SameHostTransport.join(rank, lambda card: agreement.gather("same-host peers", card), limit_s)
-    host = GlooTransport(dist.PrefixStore("gloo", store), rank, peers.world_size, joined.address, limit_s)
-    router = Router(host, device, near)
-    _log.info("rank %d sends to %s", rank, router.describe(rank, side.world_size))
-    return router
+    return install_late(network.rank, lambda blob: agreement.gather("files", blob))

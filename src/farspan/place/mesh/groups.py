@@ -62,7 +62,7 @@ class GroupsChoice:
 def nominal_machine(num_ranks: int) -> Machine:
     """Returns what this rank is taken to have, as one of so many."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    num_near = read_environment().local_world_size
+    num_near = read_environment(needs_rendezvous=False).local_world_size
     if device.type == "cuda":
         memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
     else:
