@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # the environment of the trainers' tests, which need packages of their own
 TRAINERS_VENV ?= .venv-trainers
+# the environment of the tests with a real MPI: that of all tests, and mpi4py and Open MPI beside it
+MPI_VENV ?= .venv-mpi
 # the oldest and the newest torch that is supported, which `make test-versions` tries
 OLDEST_TORCH ?= 2.11.0
 NEWEST_TORCH ?= 2.15.0
@@ -19,7 +21,7 @@ INSTALLED := $(VENV)/installed
 # two ranks on two cores: one thread each, and the same order of summation everywhere
 export OMP_NUM_THREADS = 1
 
-.PHONY: help test lint pytest test-slow test-trainers test-versions programs-packages demo clean
+.PHONY: help test lint pytest test-slow test-trainers test-mpi test-versions programs-packages demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -41,6 +43,9 @@ test-slow: $(INSTALLED)  ## what takes too long for every submission: all cases 
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)
+
+test-mpi: $(MPI_VENV)/installed  ## training in programs of MPI, by a real mpirun
+	$(MPI_VENV)/bin/python -m pytest tests/mpi $(PYTEST_ARGS)
 
 test-versions: .venv-torch-$(OLDEST_TORCH)/installed .venv-torch-$(NEWEST_TORCH)/installed  ## all tiers of tests with the oldest and the newest torch (the CUDA builds of PyPI take 6 GB each)
 	.venv-torch-$(OLDEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -69,6 +74,13 @@ $(TRAINERS_VENV)/installed: pyproject.toml constraints.txt constraints-trainers.
 	$(TRAINERS_VENV)/bin/pip install $(PIP_ARGS) -c constraints.txt -c constraints-trainers.txt -e '.[trainers]'
 	@touch $@
 
+$(MPI_VENV)/installed: $(INSTALLED) constraints-mpi.txt
+	$(PYTHON) -m venv $(MPI_VENV)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" > \
+		"$$($(MPI_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
+	$(MPI_VENV)/bin/pip install $(PIP_ARGS) -r constraints-mpi.txt
+	@touch $@
+
 .venv-torch-%/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	sed 's/^torch==.*/torch==$*/' constraints.txt > $(@D)/constraints.txt
@@ -76,5 +88,5 @@ $(TRAINERS_VENV)/installed: pyproject.toml constraints.txt constraints-trainers.
 	@touch $@
 
 clean:  ## remove all that make has made, the environment too
-	rm -rf $(VENV) $(TRAINERS_VENV) .venv-torch-* .packages-programs build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS_VENV) $(MPI_VENV) .venv-torch-* .packages-programs build .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -114,20 +114,15 @@ class MpiNetwork:
         """Ends what is under way; where the program has failed, and others cannot hear of it, the job."""
         if os.getpid() != self._process:
             return
-        if has_raised and not self._all_have_ended():
-            write_line(
-                f"farspan: rank {self.rank} has failed, and ends the job (MPI_Abort): a rank that does not hear of it "
-                "waits in MPI."
-            )
-            self._mpi.COMM_WORLD.Abort(1)
+        if has_raised:
+            have_heard = _is_done_in(self._messages.Ibarrier(), _ENDING_S)
+            if not have_heard or self.world_size < self._mpi.COMM_WORLD.Get_size():
+                write_line(
+                    f"farspan: rank {self.rank} has failed, and ends the job (MPI_Abort): other ranks would wait for "
+                    "it in MPI for ever."
+                )
+                self._mpi.COMM_WORLD.Abort(1)
         self._progress.close()
-
-    def _all_have_ended(self) -> bool:
-        """Returns whether no rank of the job waits for this one in MPI: all are at their ends."""
-        if self._comm.Get_size() != self._mpi.COMM_WORLD.Get_size():
-            return False  # the others do something else
-        request = self._messages.Ibarrier()
-        return _is_done_in(request, _ENDING_S)
 
     def _duplicates(self, limit_s: float) -> tuple[Any, Any]:
         """Returns two communicators of the same ranks, once all have come here."""
@@ -150,8 +145,8 @@ class MpiNetwork:
     def _open_contexts(self) -> None:
         """Let mpi4py make what its reductions of Python objects need, now that all ranks are here.
 
-        It duplicates a communicator in the first `allreduce`, `reduce` or `scan` on it, and holds Python's lock until all
-        ranks have come to that: no thread of this rank would answer one that has still to read from it.
+        In the first `allreduce`, `reduce` or `scan` on a communicator it duplicates that, and holds Python's lock until
+        all ranks have come: no thread of this rank would answer one that has still to read from it.
         """
         world = self._mpi.COMM_WORLD
         for comm in (self._comm, *([world] if same_ranks(self._mpi, self._comm, world) else [])):

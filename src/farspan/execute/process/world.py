@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from farspan.comm.rendezvous.group import find_peers
 from farspan.comm.rendezvous.network import Network, Reached, SocketNetwork
 from farspan.comm.router import Router
 from farspan.control.channel import SideChannel
+from farspan.errors import PlanError
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.data_axis.num_groups import check_num_groups, check_same_groups
 from farspan.execute.data_axis.reduction import Reduction
@@ -26,7 +26,6 @@ from farspan.execute.process.console import keep_log_apart
 from farspan.execute.process.program_end import watch_end
 from farspan.execute.process.stacks import watch_signal
 from farspan.execute.teams import device_at
-from farspan.errors import PlanError
 from farspan.launch.environment import Environment, read_environment
 from farspan.launch.files import install_late
 from farspan.launch.rank.notes import note_joining
