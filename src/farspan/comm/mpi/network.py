@@ -110,13 +110,13 @@ class MpiNetwork:
         self._keyval = self._mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: leave())
         self._mpi.COMM_SELF.Set_attr(self._keyval, leave)
 
-    def close(self, *, has_raised: bool) -> None:
+    def close(self, *, is_over_well: bool, has_raised: bool) -> None:
         """Ends what is under way; where the program has failed, and others cannot hear of it, the job."""
         if os.getpid() != self._process:
             return
-        if has_raised:
+        if not is_over_well:
             have_heard = _is_done_in(self._messages.Ibarrier(), _ENDING_S)
-            if not have_heard or self.world_size < self._mpi.COMM_WORLD.Get_size():
+            if has_raised and (not have_heard or self.world_size < self._mpi.COMM_WORLD.Get_size()):
                 write_line(
                     f"farspan: rank {self.rank} has failed, and ends the job (MPI_Abort): other ranks would wait for "
                     "it in MPI for ever."

@@ -84,10 +84,11 @@ class Network(Reached, Protocol):
         """Let `leave` be called at the end of the process, or earlier if what connects the ranks ends."""
         ...
 
-    def close(self, *, has_raised: bool) -> None:
+    def close(self, *, is_over_well: bool, has_raised: bool) -> None:
         """Ends what connects the ranks, the last of all.
 
         Args:
+            is_over_well: Whether the program of this rank has ended as those of all others.
             has_raised: Whether the program of this rank ends with an exception.
         """
         ...
@@ -137,7 +138,7 @@ class SocketNetwork:
     def at_end(self, leave: Callable[[], None]) -> None:
         at_process_end(leave)
 
-    def close(self, *, has_raised: bool) -> None:
+    def close(self, *, is_over_well: bool, has_raised: bool) -> None:
         pass
 
     def _address(self) -> str:

@@ -86,7 +86,7 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         engine.values.close()
         is_over_well = not has_raised and engine.is_healthy
         engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
-        network.close(has_raised=has_raised)
+        network.close(is_over_well=is_over_well, has_raised=has_raised)
 
     sys.excepthook = report
     network.at_end(leave)
