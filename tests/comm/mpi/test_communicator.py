@@ -27,6 +27,7 @@ def module(monkeypatch: pytest.MonkeyPatch, *, level: int = 3, is_initialized: b
     made = SimpleNamespace(
         Comm=Comm,
         COMM_NULL=NULL,
+        COMM_WORLD=SimpleNamespace(Get_size=lambda: 1),
         Is_initialized=lambda: is_initialized,
         Is_finalized=lambda: ended,
         Query_thread=lambda: level,
@@ -72,4 +73,13 @@ def test_mpi_must_be_initialized_and_ready_for_threads(monkeypatch: pytest.Monke
         check_communicator(Comm())
     module(monkeypatch, level=1)
     with pytest.raises(PlanError, match=r"MPI_THREAD_FUNNELED(.|\n)*mpi4py.rc.thread_level = 'multiple'"):
+        check_communicator(Comm())
+
+
+def test_processes_of_another_launcher_are_no_ranks_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    module(monkeypatch)
+    variables = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(PlanError, match="MPI knows of one process, but another launcher has started 4"):
         check_communicator(Comm())

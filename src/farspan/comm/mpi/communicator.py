@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from farspan.errors import PlanError, quoted
+from farspan.launch.environment import read_environment
 
 __all__ = ["check_communicator", "is_in_mpi", "same_ranks"]
 
@@ -54,6 +55,7 @@ def check_communicator(comm: Any) -> Any:
             why="it has two groups of ranks, which only speak with those of the other one.",
             hint="farspan.distribute(model, comm=comm.Merge())",
         )
+    _check_started_by_mpi(mpi)
     level = mpi.Query_thread()
     if level != mpi.THREAD_MULTIPLE:
         named = {getattr(mpi, f"THREAD_{name.upper()}"): f"MPI_THREAD_{name.upper()}" for name in _LEVELS}
@@ -64,6 +66,20 @@ def check_communicator(comm: Any) -> Any:
             "MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...)      by itself), or where the program is started from C",
         )
     return mpi
+
+
+def _check_started_by_mpi(mpi: Any) -> None:
+    """Raise an error if another launcher has started several processes, each of which is an MPI job of its own."""
+    environment = read_environment(needs_rendezvous=False)
+    is_other = environment.launcher in ("run", "hosts", "torchrun", "plain") and environment.world_size > 1
+    if is_other and mpi.COMM_WORLD.Get_size() == 1:
+        name = "torchrun" if environment.launcher == "torchrun" else "another launcher"
+        name = "farspan run" if environment.launcher in ("run", "hosts") else name
+        raise PlanError(
+            f"MPI knows of one process, but {name} has started {environment.world_size}.",
+            why="each of them would train a model of its own: comm= takes the ranks of MPI's launcher.",
+            hint=f"mpirun -n {environment.world_size} python train.py, or farspan.distribute(model) without comm=",
+        )
 
 
 def same_ranks(mpi: Any, first: Any, second: Any) -> bool:
