@@ -111,7 +111,7 @@ class Loop:
             loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.losses += [loss.item().hex(), norm.item().hex()]
+        self.losses += [float(loss.item()).hex(), float(norm.item()).hex()]
 
     def found(self) -> list[str]:
         states = self.model.state_dict().values()
