@@ -100,10 +100,14 @@ class DivergenceError(FarspanError):
 
 
 class RemoteError(FarspanError):
-    """Another rank failed; `remote_traceback` holds that rank's own traceback ("" if it left none)."""
+    """Another rank failed; `remote_traceback` holds that rank's own traceback ("" if it left none).
+
+    `is_loss` is True if its process or its host is gone, False if its program raised.
+    """
 
     remote_traceback: str = ""
     rank: int = -1
+    is_loss: bool = False
 
 
 class DeadlineError(FarspanError):

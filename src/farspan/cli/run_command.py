@@ -102,6 +102,11 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         default=0,
         help="how often all ranks are started again after one has failed (default: 0)",
     )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="if a rank is lost, let the other groups of data_parallel go on in their processes",
+    )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.set_defaults(execute=_execute)
 
@@ -156,6 +161,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         files=arguments.files,
         verbose=arguments.verbose,
         max_restarts=arguments.max_restarts,
+        keeps_going=arguments.keep_going,
         fleet=fleet,
     )
 

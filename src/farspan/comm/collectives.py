@@ -90,12 +90,17 @@ class GlooCollectives:
         size: Of the group.
         address: Of this host, at which the others reach it.
         deadline_s: The longest wait for another rank.
+        forming_s: The longest wait for all to find each other, where that is another one.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, address: str, deadline_s: float) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, address: str, deadline_s: float, *, forming_s: float | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
-        self._transport = GlooTransport(store, rank, size, address, deadline_s)
+        self._deadline = None if forming_s is None else timedelta(seconds=deadline_s)
+        """Of each operation, where the group has another one."""
+        self._transport = GlooTransport(store, rank, size, address, deadline_s if forming_s is None else forming_s)
 
     def sum(self, flat: torch.Tensor) -> Pending:
         return self._reduce(flat, _SUM)
@@ -106,6 +111,8 @@ class GlooCollectives:
     def broadcast(self, flat: torch.Tensor) -> Pending:
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
+        if self._deadline is not None:
+            options.timeout = self._deadline
         return self._begin(lambda group: group.broadcast([flat], options))
 
     def abort(self) -> None:
@@ -117,6 +124,8 @@ class GlooCollectives:
     def _reduce(self, flat: torch.Tensor, operation: Any) -> Pending:
         options = dist.AllreduceOptions()
         options.reduceOp = operation
+        if self._deadline is not None:
+            options.timeout = self._deadline
         return self._begin(lambda group: group.allreduce([flat], options))
 
     def _begin(self, call: Any) -> Pending:

@@ -78,6 +78,7 @@ def describe_death(rank: int) -> Header:
     """Returns the failure that a lost connection means."""
     return {
         "kind": "RemoteError",
+        "is_loss": True,
         "rank": rank,
         "what": f"rank {rank} died (its connection closed without a goodbye)",
         "why": "its process was killed or crashed in native code; a Python exception would have been reported",
@@ -90,6 +91,7 @@ def describe_lost_link(rank: int) -> Header:
     """Returns the failure that a rank's silence means."""
     return {
         "kind": "RemoteError",
+        "is_loss": True,
         "rank": rank,
         "what": f"the link to rank {rank} is lost (nothing has got through for {LINK_DEAD_S:g} s and more)",
         "why": "the network between the hosts is cut, or that host is down; a process that had ended would be reported",
@@ -151,6 +153,7 @@ def as_error(header: Header) -> FarspanError:
         return DivergenceError(header["what"], **texts)
     error = RemoteError(header["what"], **texts)
     error.rank, error.remote_traceback = header["rank"], header.get("traceback", "")
+    error.is_loss = header.get("is_loss") is True
     return error
 
 
@@ -158,7 +161,7 @@ def fresh(error: FarspanError) -> FarspanError:
     """Returns a copy to raise: several threads raising one object would mix their tracebacks."""
     copy = type(error)(error.what, why=error.why, hint=error.hint)
     if isinstance(copy, RemoteError) and isinstance(error, RemoteError):
-        copy.rank, copy.remote_traceback = error.rank, error.remote_traceback
+        copy.rank, copy.remote_traceback, copy.is_loss = error.rank, error.remote_traceback, error.is_loss
     return copy
 
 

@@ -4,6 +4,8 @@
        |
        +-----a rank ends before it has called farspan.distribute: SIGTERM to those who wait for it there
        |
+       +-----a rank is lost and the others can go on (`membership`): those of its group are ended, if they do not end
+       |
        +-----Ctrl-C, SIGTERM, SIGHUP: passed on to all ranks; again: the ranks are ended at once
        +-----SIGUSR1: rank 0 shows where all ranks are
 
@@ -19,13 +21,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from farspan.errors import LaunchError
+from farspan.launch.membership import MemberService
 from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
+from farspan.launch.rank_process import signal_name
 from farspan.launch.terminal import say
 
 __all__ = ["Crew", "Events", "Job", "Noted", "Started", "signals_to"]
@@ -50,6 +54,10 @@ class Started(Protocol):
     def handles(self, number: signal.Signals) -> bool: ...
     def send(self, number: signal.Signals, *, group: bool) -> None: ...
     def read_tail(self) -> str: ...
+    def give_console(self) -> contextlib.AbstractContextManager[Sequence[int]]:
+        """Lets it write to the console from now on; gives the numbers of the files that it is to have for that."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -61,6 +69,10 @@ class Crew(Protocol):
     def start(self, number: int, log_dir: Path) -> Started: ...
     def note_end(self, number: int) -> None:
         """Lets the ranks on other hosts know that one has ended before all had found each other."""
+        ...
+
+    def take_members(self, members: MemberService) -> None:
+        """Lets it hear the ranks on other hosts."""
         ...
 
     def finish(self, *, kills: bool) -> None:
@@ -79,7 +91,16 @@ class Noted:
     """Another host has left notes in the folder of the run."""
 
 
-Events = queue.SimpleQueue[_Ended | Noted | signal.Signals]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Doomed:
+    """Ranks of a group that is lost, or that others have lost the connection to; they are to end."""
+
+    job: Job
+    """The start of all ranks that they belong to: by the time there may be another one."""
+    ranks: tuple[int, ...]
+
+
+Events = queue.SimpleQueue[_Ended | Noted | _Doomed | signal.Signals]
 """Ends of ranks, and signals to the launcher."""
 
 
@@ -94,6 +115,7 @@ class Job:
         grace_s: Seconds between the first failure and SIGTERM.
         comes_again: Whether all ranks may be started again, so that none gets time to end by itself before all have
             found each other.
+        keeps_going: Whether the others go on where a rank is lost, if they can.
     """
 
     def __init__(
@@ -105,6 +127,7 @@ class Job:
         run_folder: str | None,
         grace_s: float,
         comes_again: bool = False,
+        keeps_going: bool = False,
     ) -> None:
         self.comes_again = comes_again
         self.events = events
@@ -119,6 +142,12 @@ class Job:
         self.ended: list[Started] = []  # in the order of their ends
         self.never_joined: list[Started] = []
         """Ranks that have ended well before all had found each other, in the order of their ends."""
+        self.members: MemberService | None = None
+        if keeps_going and run_folder is not None:
+            self.members = MemberService(
+                run_folder, self.num_processes, self._suspect, lambda number: self.ranks[number].give_console()
+            )
+            crew.take_members(self.members)
         self.interrupted_by: signal.Signals | None = None
         self.failed_before_interrupt = False
         self._deadline: float | None = None
@@ -150,6 +179,8 @@ class Job:
                 self._note_end(event)
             elif isinstance(event, Noted):
                 self._end_who_waits()
+            elif isinstance(event, _Doomed):
+                event.job.kill(event.ranks)
             elif event is signal.SIGUSR1:
                 self._show_stacks()
             else:
@@ -172,6 +203,8 @@ class Job:
         for rank in self.ranks:
             rank.close()
         self.crew.finish(kills=kills)
+        if self.members is not None:
+            self.members.close()
 
     def _watch(self, rank: Started) -> None:
         try:
@@ -184,6 +217,8 @@ class Job:
         event.rank.returncode = event.returncode
         event.rank.has_ended = True
         self.ended.append(event.rank)
+        if self._goes_on_after(event):
+            return
         if event.returncode != 0 and self._deadline is None and self._next_signal == signal.SIGTERM:
             self.failed_before_interrupt = self.interrupted_by is None
             grace_s = self.grace_s if self.failed_before_interrupt else _INTERRUPT_GRACE_S
@@ -201,6 +236,43 @@ class Job:
             self.crew.note_end(event.rank.number)
             self._end_who_waits()
 
+    def _goes_on_after(self, event: _Ended) -> bool:
+        """Returns whether the run goes on without a rank that has ended; then those of its group are to end too."""
+        members, rank = self.members, event.rank
+        if members is None or self.interrupted_by is not None or self._next_signal != signal.SIGTERM:
+            return False
+        if event.returncode == 0:
+            members.leave(rank.number)
+            return False
+        if rank.number in members.gone:
+            return True
+        if self._deadline is not None:
+            return False
+        if event.returncode > 0 and not rank.lost:
+            members.end(f"rank {rank.number} has failed")
+            return False
+        how = f"is lost ({rank.lost})" if rank.lost else f"was killed by {signal_name(-event.returncode)}"
+        if not members.goes_on_without(rank.number, how):
+            say(f"farspan run: {members.over}: all ranks end")
+            return False
+        gone = sorted(members.gone)
+        say(f"farspan run: rank {rank.number} {how}; the run goes on without rank {', '.join(map(str, gone))}")
+        self.kill((rank.number,))
+        timer = threading.Timer(self.grace_s, self.events.put, (_Doomed(job=self, ranks=tuple(gone)),))
+        timer.daemon = True
+        timer.start()
+        return True
+
+    def _suspect(self, number: int) -> None:
+        """A rank has lost its connection to that one: what is cut off must not go on by itself. From any thread."""
+        self.events.put(_Doomed(job=self, ranks=(number,)))
+
+    def kill(self, numbers: tuple[int, ...]) -> None:
+        """Ends ranks at once, and what they have started."""
+        for rank in self.ranks:
+            if rank.number in numbers:
+                rank.send(signal.SIGKILL, group=True)
+
     def _running(self) -> list[Started]:
         return [rank for rank in self.ranks if not rank.has_ended]
 
@@ -217,7 +289,7 @@ class Job:
 
     def _show_stacks(self) -> None:
         """Rank 0 knows where every rank is, and has the console."""
-        rank = self.ranks[0]
+        rank = next((rank for rank in self.ranks if not rank.has_ended), self.ranks[0])
         if not rank.has_ended and rank.handles(signal.SIGUSR1):
             rank.send(signal.SIGUSR1, group=False)
         else:

@@ -8,14 +8,14 @@ import os
 import signal
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.logs import TAIL_BYTES
 from farspan.launch.terminal import Tee
 
-__all__ = ["Process", "Rank", "handles_signal", "open_log", "read_end", "send_signal", "wait_unreaped"]
+__all__ = ["Process", "Rank", "handles_signal", "open_log", "read_end", "send_signal", "signal_name", "wait_unreaped"]
 
 
 class Process:
@@ -94,12 +94,18 @@ class Rank(Process):
                 os.close(output)
         self.log = log
 
+    @contextlib.contextmanager
+    def give_console(self) -> Generator[Sequence[int]]:
+        """Gives our stdout, and a stderr of which the end is kept; its log has what it wrote until now."""
+        self._tee = Tee()
+        yield 1, self._tee.write_fd
+        self._tee.start()
+
     def read_tail(self) -> str:
-        """Returns the end of what it wrote: its log, or for rank 0 its stderr."""
-        if self.log is None:
-            data = bytes(self._tee.tail) if self._tee is not None else b""
-        else:
-            data = read_end(self.log)
+        """Returns the end of what it wrote: its log, or as the first rank its stderr."""
+        data = read_end(self.log) if self.log is not None else b""
+        if self._tee is not None:
+            data += bytes(self._tee.tail)
         return data.decode("utf-8", errors="replace")
 
     def close(self) -> None:
@@ -130,6 +136,14 @@ def send_signal(pid: int, number: signal.Signals, *, group: bool) -> None:
     """Signals a process that is not reaped, or its group; one that has ended hears nothing."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, number)
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, for people."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def read_end(path: Path) -> bytes:

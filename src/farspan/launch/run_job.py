@@ -42,6 +42,7 @@ def run(
     files: str | None = None,
     verbose: bool = False,
     max_restarts: int = 0,
+    keeps_going: bool = False,
     fleet: Fleet | None = None,
     grace_s: float = 5.0,
 ) -> int:
@@ -66,6 +67,8 @@ def run(
         max_restarts: How often all ranks are started again after one has failed; the logs of the k-th time go to
             `restart-k` in the folder of logs. An error of the program's own that comes twice in the same place, with no
             checkpoint saved in between, is not started again.
+        keeps_going: If a rank is lost (killed, or its host), and every parameter has a copy in another group of
+            `data_parallel`, the groups that are whole go on in their processes.
         fleet: The hosts that the ranks run on; None for this machine alone. `num_processes` is then that of all hosts,
             and after a restart that of those that are left.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
@@ -88,6 +91,8 @@ def run(
     if verbose:
         say(f"farspan run: {num_processes} processes, logs in {folder}")
     shared = shared_variables(num_processes, folder) | dict(environment or {})
+    if keeps_going:
+        shared["FARSPAN_KEEP_GOING"] = "1"
     if num_processes > 1:
         shared |= entropy_variables(os.environ | shared)  # one for all starts: what was drawn once is drawn again
     events: Events = queue.SimpleQueue()
@@ -117,6 +122,7 @@ def run(
                     files=files,
                     grace_s=grace_s,
                     comes_again=max_restarts > 0,
+                    keeps_going=keeps_going,
                 )
                 goes_on, text = restarts.starts_again(outcome)
                 if text:

@@ -104,15 +104,15 @@ class SocketNetwork:
 
     def __init__(self, peers: Peers, joined: Joined | None = None) -> None:
         self.rank, self.world_size, self.launcher = peers.rank, peers.world_size, peers.launcher
-        self._peers = peers
+        self.peers = peers
         self._joined = joined
 
     def join(self, limit_s: float) -> SideChannel:
-        self._joined = join_side_channel(self._peers, limit_s)
+        self._joined = join_side_channel(self.peers, limit_s)
         return self._joined.side
 
     def open_router(self, gather: Gather, limit_s: float) -> Router:
-        rank, store = self.rank, self._peers.store
+        rank, store = self.rank, self.peers.store
         device = None
         if torch.cuda.is_available() and dist.is_nccl_available():
             device = NcclTransport(dist.PrefixStore("nccl", store), rank)
@@ -121,19 +121,19 @@ class SocketNetwork:
         # introduction.
         if settings.flag("SAME_HOST", default=True):
             near = SameHostTransport.join(rank, lambda card: gather("same-host peers", card), limit_s)
-        address = self._address()
+        address = self.address
         host = GlooTransport(dist.PrefixStore("gloo", store), rank, self.world_size, address, limit_s)
         return Router(host, device, near)
 
     def divide(self, num_groups: int, gather: Gather, limit_s: float) -> tuple[GroupChannel, SocketNetwork]:
         assert self._joined is not None
         channel = form_groups(self._joined, num_groups, gather, limit_s)
-        in_group = peers_in_group(self._peers, channel.number, num_groups)
+        in_group = peers_in_group(self.peers, channel.number, num_groups)
         return channel, SocketNetwork(in_group, dataclasses.replace(self._joined, side=channel))
 
     def owners(self, channel: GroupChannel, limit_s: float) -> Collectives:
-        store = dist.PrefixStore(f"position {channel.rank}", self._peers.store)
-        return GlooCollectives(store, channel.number, channel.num_groups, self._address(), limit_s)
+        store = dist.PrefixStore(f"position {channel.rank}", self.peers.store)
+        return GlooCollectives(store, channel.number, channel.num_groups, self.address, limit_s)
 
     def at_end(self, leave: Callable[[], None]) -> None:
         at_process_end(leave)
@@ -141,6 +141,8 @@ class SocketNetwork:
     def close(self, *, is_over_well: bool, has_raised: bool) -> None:
         pass
 
-    def _address(self) -> str:
+    @property
+    def address(self) -> str:
+        """Returns an address of this host at which all other ranks reach it."""
         assert self._joined is not None
         return self._joined.address

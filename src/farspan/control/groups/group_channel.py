@@ -3,6 +3,7 @@
     a rank of this group raises       the channel of all ranks -> every rank of every group
     a rank of any group raises, dies  the channel of all ranks -> this channel -> whoever waits in it
     this group's hub finds a failure  this channel, and that of all ranks unless it says the same by itself
+    a rank of another group is lost   nothing in this channel, where the run can go on without that group (`on_loss`)
 
 Ranks are numbered from 0 in each group, and from 0 in the channel of all of them; errors that come by way of that one
 name them by the number that the launcher has given them.
@@ -13,9 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farspan.control.channel import SideChannel
-from farspan.errors import DivergenceError, FarspanError
+from farspan.errors import DivergenceError, FarspanError, RemoteError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farspan.control.link import Link, Server
 
 __all__ = ["GroupChannel"]
@@ -34,6 +37,11 @@ class GroupChannel(SideChannel):
         link: To the group's hub.
         server: The group's hub or relay, if it is in this process.
         secret: Of the group.
+
+    Attributes:
+        on_loss: Set by the caller: whether the groups that are whole can go on after this loss; then it is no failure
+            here. Called in the listener thread of the channel of all ranks.
+        finish_all: Set by the caller: ends the program in the channel of all ranks, given how long that may take.
     """
 
     def __init__(
@@ -46,12 +54,18 @@ class GroupChannel(SideChannel):
         *,
         secret: str,
     ) -> None:
+        size = everybody.world_size // num_groups
+        super().__init__(everybody.rank % size, size, link, server, secret=secret)
+        self.on_loss: Callable[[RemoteError], bool] = lambda error: False
+        self.finish_all: Callable[[float], None] = lambda deadline_s: self.everybody.finish(deadline_s)
+        self.address = everybody.address
+        self.join(everybody, number, num_groups)
+
+    def join(self, everybody: SideChannel, number: int, num_groups: int) -> None:
+        """Takes a channel of all ranks, of the start or of those that are left, and the place of this group there."""
         self.everybody = everybody
         self.number = number
         self.num_groups = num_groups
-        size = everybody.world_size // num_groups
-        super().__init__(everybody.rank % size, size, link, server, secret=secret)
-        self.address = everybody.address
         everybody.place = lambda: self.place()
         everybody.on_failure = self._hear
         if everybody.failure is not None:
@@ -70,15 +84,25 @@ class GroupChannel(SideChannel):
     def finish(self, deadline_s: float, digest: int = 0) -> None:
         """Says that this rank's program is over, and waits until those of all groups are."""
         super().finish(deadline_s, digest)
-        self.everybody.finish(deadline_s)
+        self.finish_all(deadline_s)
 
     def close(self, linger_s: float) -> None:
         """Says goodbye to the group, and then to all others."""
         super().close(linger_s)
         self.everybody.close(linger_s)
 
+    def end(self, error: FarspanError) -> None:
+        """Takes from the launcher that nothing goes on; called in the thread that listens to it."""
+        super()._set_failure(error)
+
+    def lose(self, error: RemoteError) -> None:
+        """Takes from the launcher the loss of a rank of the channel of all; called there too."""
+        self.everybody._set_failure(error)
+
     def _hear(self, error: FarspanError) -> None:
         """A failure that all groups hear of; called in the listener thread of the channel of all ranks."""
+        if isinstance(error, RemoteError) and error.is_loss and self.on_loss(error):
+            return
         rank = getattr(error, "rank", None)
         if rank is not None:  # as this group counts; -1 stands for a rank of another one
             error.rank = rank % self.world_size if rank // self.world_size == self.number else -1  # type: ignore[attr-defined]

@@ -49,9 +49,13 @@ class Batches:
         self._is_comparable &= any(data) and not is_read
         self._data.append(data)
 
+    def end(self) -> None:
+        """Compares nothing any more: a group is lost."""
+        self._num_same = -1
+
     def end_window(self, number: int) -> None:
         """Ends a window; all ranks of all groups call it."""
-        if number < _NUM_COMPARED:
+        if number < _NUM_COMPARED and self._num_same >= 0:
             said = json.dumps(self._data if self._is_comparable else None)
             parts = self._agreement.gather_at(0, "checksums of batches", said.encode())
             firsts = set(parts[:: self._channel.world_size])

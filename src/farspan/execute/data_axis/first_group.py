@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.comm.collectives import Collectives, Pending
 
-__all__ = ["find_different", "sample_of", "take_from_first"]
+__all__ = ["data_of_first", "find_different", "sample_of", "take_from_first", "write"]
 
 _MOST_SAMPLED = 1 << 10
 
@@ -58,12 +58,25 @@ def find_different(
 
 def take_from_first(items: Sequence[Placed], peers: Collectives, wait: Callable[[Pending], None]) -> None:
     """Give all groups the data that the first one has; all groups call it."""
+    write(data_of_first(items, peers, wait))
+
+
+def data_of_first(
+    items: Sequence[Placed], peers: Collectives, wait: Callable[[Pending], None]
+) -> list[tuple[Placed, torch.Tensor]]:
+    """Returns the data that the first group has, where this one is another; all groups call it."""
     with torch.no_grad(), DisableTorchFunction():
         begun: list[tuple[Placed, torch.Tensor, Pending]] = []
         for item in items:
             data = item.tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
             begun.append((item, data, peers.broadcast(raw_bytes(data))))
-        for item, data, work in begun:
+        for _, _, work in begun:
             wait(work)
-            if peers.rank > 0:
-                overwrite(item.tensor, data)
+    return [(item, data) for item, data, _ in begun] if peers.rank > 0 else []
+
+
+def write(received: Sequence[tuple[Placed, torch.Tensor]]) -> None:
+    """Put data into parameters and buffers."""
+    with torch.no_grad(), DisableTorchFunction():
+        for item, data in received:
+            overwrite(item.tensor, data)

@@ -37,7 +37,7 @@ def check_same_groups(num_groups: object, engine: Engine) -> None:
     Raises:
         PlanError: It says how they are divided, and by what.
     """
-    known = engine.groups.num_groups
+    known = engine.groups.first_num_groups
     check_num_groups(num_groups, known * engine.num_ranks)
     if num_groups != known:
         raise PlanError(

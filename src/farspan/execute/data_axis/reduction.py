@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -25,7 +25,7 @@ from farspan.call.draws.frame import key_of
 from farspan.call.naming import find_where, format_where
 from farspan.errors import DeadlineError, DivergenceError
 from farspan.execute.data_axis.batches import Batches
-from farspan.execute.data_axis.first_group import find_different, sample_of, take_from_first
+from farspan.execute.data_axis.first_group import data_of_first, find_different, sample_of, take_from_first, write
 from farspan.execute.data_axis.gradient_buckets import Bucket, bucket_layout
 from farspan.execute.data_axis.window import Additions, Window, additions_of
 from farspan.execute.exchange import Exchange
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from farspan.control.groups.group_channel import GroupChannel
     from farspan.control.hub.divergence import Entry
     from farspan.execute.agreement.agreement import Agreement
+    from farspan.execute.data_axis.recovery.operations import Operations
     from farspan.execute.running import Running
     from farspan.graph import Graph
     from farspan.program.program import Program
 
 __all__ = ["Reduction"]
 
+_T = TypeVar("_T")
 _COMPARED_EVERY = 1024
 """Number of windows after which the groups' weights are compared; in the first windows they are compared more often."""
 _SAME_WINDOWS = (
@@ -67,11 +69,17 @@ class Reduction:
         self.everybody = channel.everybody
         self.agreement = agreement
         self.number = channel.number
-        self.num_groups = channel.num_groups
+        self.num_groups = self.first_num_groups = channel.num_groups
+        self.recovery: Operations | None = None
+        """Lets the groups that are whole go on when one is lost; None where all end then."""
         self.is_due = False
         """True if a backward of this group has run since the last window ended."""
         self.num_steps = 0
-        self._num_windows = 0
+        self.num_averaged = self.num_groups
+        """The number of groups that the latest mean is over."""
+        self.num_windows = 0
+        self.is_averaging = False
+        """True while a window ends."""
         self._touched: dict[str, None] = {}
         """Own parameters to whose gradients something has been added since then."""
         self._layout: tuple[bytes, list[Bucket]] | None = None
@@ -84,6 +92,38 @@ class Reduction:
         self._batches = Batches(channel, agreement, engine.console)
         self.everybody.history = self._history
         engine.after_step.append(self._stepped)
+
+    @property
+    def outlives_losses(self) -> bool:
+        """Returns whether a collective that fails may be one with a group that is lost."""
+        return self.recovery is not None
+
+    def refuse_losses(self, why: str) -> None:
+        """Let no group go on without another one: a part of the state is in one group alone.
+
+        Args:
+            why: As the end of a sentence: "rank 3 was killed, and ...".
+        """
+        if self.recovery is not None:
+            self.recovery.refuse(why)
+
+    def take_agreement(self, agreement: Agreement) -> None:
+        """Agree by this one from here on."""
+        self.agreement = agreement
+        self._batches = Batches(self.channel, agreement, self.engine.console)
+
+    def regroup(self, peers: Collectives) -> None:
+        """Go on with the groups that are left, of which the channel knows.
+
+        Args:
+            peers: The ranks at this one's position in them.
+        """
+        self.peers, self.everybody = peers, self.channel.everybody
+        self.number, self.num_groups = self.channel.number, self.channel.num_groups
+        self.engine.console.is_mute = self.number > 0
+        self.everybody.history = self._history
+        self._layout = None  # gloo may still hold its memory
+        self._batches.end()
 
     def share_weights(self, items: Sequence[Placed]) -> None:
         """Let what this rank has been given to hold be what the first group's rank has been given."""
@@ -156,10 +196,14 @@ class Reduction:
         with engine.executing():
             window = self._window or self._begin(Additions())
             self._window = None
-            self.everybody.wait_agreed(window.number, engine.deadline_s)
-            window.end()
             written = [item for item in engine.parameters.values() if item.is_written and item.is_owned]
-            take_from_first([item for item in written if not item.is_parameter], self.peers, self.wait)
+            buffers = [item for item in written if not item.is_parameter]
+            if self.recovery is None:
+                self.everybody.wait_agreed(window.number, engine.deadline_s)
+                window.end()
+                take_from_first(buffers, self.peers, self.wait)
+            else:
+                self._average_or_recover(window, buffers, self.recovery)
             if window.number & (window.number - 1) == 0 or window.number % _COMPARED_EVERY == 0:
                 self._compare_weights()
             self._batches.end_window(window.number)
@@ -171,16 +215,41 @@ class Reduction:
         Args:
             additions: Of the step that is about to run.
         """
-        number, self._num_windows = self._num_windows, self._num_windows + 1
+        number, self.num_windows = self.num_windows, self.num_windows + 1
         self._where = format_where(find_where())
-        self.everybody.start(number, self._digest())
+        if self.recovery is None:
+            self.everybody.start(number, self._digest())
+        else:
+            self.recovery.begin(self._digest())
+        return self._window_of(number, additions)
+
+    def _window_of(self, number: int, additions: Additions) -> Window:
         own = [item for item in self.engine.parameters.values() if item.is_parameter and item.is_owned]
         return Window(number, own, self._touched, additions, self)
+
+    def _average_or_recover(self, window: Window, buffers: Sequence[Placed], recovery: Operations) -> None:
+        """Average on all groups that are left, or on none: until all know that all sums are there, nothing changes."""
+        received: list[tuple[Placed, torch.Tensor]] = []
+
+        def complete() -> None:
+            window.complete()
+            received[:] = data_of_first(buffers, self.peers, self.wait)
+
+        def again() -> None:
+            nonlocal window
+            window = self._window_of(window.number, Additions())
+
+        self.is_averaging = True
+        recovery.commit(complete, again)
+        self.is_averaging = False
+        self.num_averaged = window.num_groups
+        window.spread()
+        write(received)
 
     def _compare_weights(self) -> None:
         """The groups began with the same weights, and have stepped with the same gradients."""
         own = [item for item in self.engine.parameters.values() if item.is_trained and item.is_owned]
-        different = find_different(own, self.peers, self.wait, sample_of)
+        different = self._together(lambda: find_different(own, self.peers, self.wait, sample_of))
         if different:
             raise DivergenceError(
                 f"the groups have different weights: {different[0].name}"
@@ -194,11 +263,19 @@ class Reduction:
         """Returns what a closure has returned, a number or a tensor of one element, averaged over the groups."""
         if result is None:
             return None
-        total = torch.tensor([float(result)], dtype=torch.float64)
-        with self.engine.executing():
+
+        def average() -> torch.Tensor:
+            total = torch.tensor([float(result)], dtype=torch.float64)
             self.wait(self.peers.sum(total))
-        mean = total[0] / self.num_groups
+            return total[0] / self.num_groups
+
+        with self.engine.executing():
+            mean = self._together(average)
         return mean.to(result.dtype) if isinstance(result, torch.Tensor) else mean.item()
+
+    def _together(self, act: Callable[[], _T]) -> _T:
+        """Returns what all groups do together, those that are left if one is lost."""
+        return act() if self.recovery is None else self.recovery.together(act)
 
     def _tell_group(self) -> None:
         """Shares in the group which gradients there are, which may have changed."""
@@ -207,7 +284,7 @@ class Reduction:
         self._touched.clear()
         engine.recorder.gradients.forget()
         if self.channel.world_size > 1:
-            key = f"gradients after window {self._num_windows}"
+            key = f"gradients after window {self.num_windows}"
             exchange = Exchange(engine.side, key, scalars=(), owner_of=(), deadline_s=engine.deadline_s)
             exchange.contribute((), mask=engine.masks.own(), busy_s=0.0)
             engine.masks.begin(exchange)
@@ -246,7 +323,7 @@ class Reduction:
         Raises:
             DeadlineError: Another group has not come in time.
         """
-        with self.everybody.waits.until(lambda: "to average gradients", {"step": self._num_windows - 1}):
+        with self.everybody.waits.until(lambda: "to average gradients", {"step": self.num_windows - 1}):
             try:
                 work.wait(self.engine.deadline_s)
             except TimeoutError as error:

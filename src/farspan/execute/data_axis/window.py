@@ -7,13 +7,14 @@ mask|                 [d d|c c] [b b|a]     collectives: which gradients, then t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from farspan.call.leaf import Leaf, Placed
+from farspan.comm.transport import TransferError
 from farspan.errors import RecordError
 from farspan.graph import BackwardSegment, whole_name
 from farspan.torch_private import raw_grad
@@ -44,6 +45,9 @@ class Groups(Protocol):
     num_groups: int
     peers: Collectives
 
+    @property
+    def outlives_losses(self) -> bool: ...
+
     def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]: ...
     def watch(self, placed: Placed) -> None: ...
     def wait(self, work: Pending) -> None: ...
@@ -72,40 +76,81 @@ class Window:
         for name, action in additions.last.items():
             self._pending.setdefault(action, []).append(name)
         self._incomplete = set(additions.last)
-        self._fresh = {placed.name for placed in own if raw_grad(placed.tensor) is None}
-        """The parameters whose gradients the step makes: the program has not seen them."""
+        is_kept = groups.outlives_losses  # what is averaged again is to be what it was
+        self._fresh = set() if is_kept else {placed.name for placed in own if raw_grad(placed.tensor) is None}
+        """The parameters whose gradients the step makes, which may be given up: the program has not seen them."""
         self._mask = torch.tensor([placed.name in touched for placed in own], dtype=torch.uint8)
-        self._coming = groups.peers.maximum(self._mask) if own else None
+        self._coming: Pending | None = None
         """The masks of the other groups, until they are here."""
+        self._broken_by: TransferError | None = None
+        """Why nothing of it can be averaged: it is begun again when it is known which groups are left."""
         self._buckets: list[Bucket] | None = None
         self._bucket_of: dict[str, int] = {}
         self._num_missing: list[int] = []
         """The number of incomplete gradients in each bucket."""
         self._works: list[Pending] = []
         """The collectives of the first buckets."""
+        self.num_groups = groups.num_groups
+        """The number of groups that the mean is over."""
         self._watched: set[str] = set()
         """The parameters of whose gradients the action that runs adds all at once what is still missing."""
+        if own:
+            self._try(self._begin)
         self._watch(0)
+
+    def _begin(self) -> None:
+        self._coming = self._groups.peers.maximum(self._mask)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Do something with the other groups, beside a step that does not need them."""
+        try:
+            if self._broken_by is None:
+                act()
+        except TransferError as error:
+            if not self._groups.outlives_losses:
+                raise
+            self._broken_by = error
 
     def go_on(self, action: int) -> None:
         """An action has run: begin to reduce what is complete by now."""
         for name in self._pending.get(action, ()):
             self._complete(name)
-        self._reduce()
+        self._try(self._reduce)
         self._watch(action + 1)
 
     def end(self) -> None:
         """The step has run: the gradients become what has been reduced."""
+        for bucket, work in self._last():
+            self._groups.wait(work)
+            with torch.no_grad():
+                bucket.spread()
+
+    def complete(self) -> None:
+        """The step has run: wait for all sums, and leave the gradients what they are.
+
+        Raises:
+            TransferError: A group is lost.
+        """
+        for _, work in self._last():
+            self._groups.wait(work)
+
+    def spread(self) -> None:
+        """Let the gradients become what has been reduced; it is `complete`."""
+        with torch.no_grad():
+            for bucket in self._buckets or ():
+                bucket.spread()
+
+    def _last(self) -> list[tuple[Bucket, Pending]]:
+        """Returns all buckets, each on its way."""
+        if self._broken_by is not None:
+            raise self._broken_by
         for name in sorted(self._incomplete):  # those that other ranks have added to, beside the actions
             self._complete(name)
         if self._coming is not None:
             self._groups.wait(self._coming)
         self._reduce()
-        assert self._buckets is not None and len(self._works) == len(self._buckets)
-        with torch.no_grad():
-            for bucket, work in zip(self._buckets, self._works, strict=True):
-                self._groups.wait(work)
-                bucket.spread()
+        assert self._buckets is not None
+        return list(zip(self._buckets, self._works, strict=True))
 
     def _watch(self, action: int) -> None:
         """See each gradient of an action as it becomes complete."""
@@ -130,7 +175,7 @@ class Window:
                 )
             return
         self._complete(name)
-        self._reduce()
+        self._try(self._reduce)
 
     def _complete(self, name: str) -> None:
         if name in self._incomplete:
@@ -141,14 +186,16 @@ class Window:
     def _reduce(self) -> None:
         """Begin to reduce those buckets, in their order, that are complete."""
         if self._buckets is None:
-            if self._coming is not None and not self._coming.is_done():
-                return
+            if self._coming is not None:
+                if not self._coming.is_done():
+                    return
+                self._groups.wait(self._coming)  # raises where it cannot come: a layout of our own would be another one
             self._lay_out()
         assert self._buckets is not None
         while len(self._works) < len(self._buckets) and not self._num_missing[len(self._works)]:
             bucket = self._buckets[len(self._works)]
             with torch.no_grad():
-                flat = bucket.fill(1 / self._groups.num_groups, self._fresh)
+                flat = bucket.fill(1 / self.num_groups, self._fresh)
             self._works.append(self._groups.peers.sum(flat))
 
     def _lay_out(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 from farspan.control.channel import SideChannel
 from farspan.errors import FarspanError
@@ -14,7 +15,7 @@ from farspan.outputs import write_line
 __all__ = ["watch_signal"]
 
 
-def watch_signal(side: SideChannel) -> None:
+def watch_signal(side_of_all: Callable[[], SideChannel]) -> None:
     """Makes SIGUSR1 show where all ranks are, unless the program has a use for it."""
     number = getattr(signal, "SIGUSR1", None)
     if number is None or threading.current_thread() is not threading.main_thread():
@@ -26,7 +27,7 @@ def watch_signal(side: SideChannel) -> None:
     @never_raises
     def show(*_: object) -> None:
         if os.getpid() == process:  # what it has forked is no rank
-            threading.Thread(target=_show, args=(side,), name="farspan-stacks", daemon=True).start()
+            threading.Thread(target=_show, args=(side_of_all(),), name="farspan-stacks", daemon=True).start()
 
     signal.signal(number, show)
 

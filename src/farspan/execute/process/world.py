@@ -20,6 +20,7 @@ from farspan.control.channel import SideChannel
 from farspan.errors import PlanError
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.data_axis.num_groups import check_num_groups, check_same_groups
+from farspan.execute.data_axis.recovery.start import keep_going
 from farspan.execute.data_axis.reduction import Reduction
 from farspan.execute.engine import Engine
 from farspan.execute.process.console import keep_log_apart
@@ -171,7 +172,7 @@ def _set_up(seed: int | None, num_groups: int | Callable[[int], int], network: N
         side.fail(error)  # or the others would wait for this rank's part
         raise
     watch_end(engine, network, router, remove_files)
-    watch_signal(side)
+    watch_signal(lambda: engine.agreement_of_all.side)
     if network.rank == 0 and network.launcher not in ("run", "hosts", "program"):
         write_line(_VISIBLE.format(launcher=_NAMES[network.launcher], n=network.world_size).rstrip())
     activate(recorder)
@@ -203,7 +204,11 @@ def _engine_in_group(
     recorder.draws.group = channel.number
     engine, router = _engine_of(in_group, channel, recorder, seed, limit_s)
     owners = network.owners(channel, limit_s)
-    engine.groups, engine.agreement_of_all = Reduction(engine, channel, owners, agreement), agreement
+    engine.groups = reduction = Reduction(engine, channel, owners, agreement)
+    engine.agreement_of_all = agreement
+    keeps_going = settings.flag("KEEP_GOING", default=False) and network.launcher in ("run", "hosts")
+    if keeps_going and isinstance(network, SocketNetwork):
+        engine.agreement_of_all = keep_going(reduction, network.peers, network.address, limit_s)
     engine.console.is_mute = channel.number > 0
     return engine, router
 

@@ -30,6 +30,7 @@ def attempt(
     files: str | None,
     grace_s: float,
     comes_again: bool,
+    keeps_going: bool = False,
     says: Callable[[str], None] = say,
 ) -> Outcome:
     """Starts all ranks, and returns what has become of them when all have ended and nothing of theirs is left.
@@ -43,6 +44,7 @@ def attempt(
         files: As in `run`.
         grace_s: Seconds between the first failure and SIGTERM.
         comes_again: Whether another start may follow, before which all that a rank has left running must be gone.
+        keeps_going: Whether the others go on where a rank is lost, if they can.
         says: Shows a text on the console.
     """
     shared = dict(variables)
@@ -56,6 +58,7 @@ def attempt(
             run_folder=run_folder,
             grace_s=grace_s,
             comes_again=comes_again,
+            keeps_going=keeps_going,
         )
         try:
             job.start()

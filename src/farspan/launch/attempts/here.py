@@ -39,6 +39,9 @@ class Here:
     def note_end(self, number: int) -> None:
         """Nothing: the launcher's own note is for all."""
 
+    def take_members(self, members: object) -> None:
+        """Nothing: the ranks of this machine connect by themselves."""
+
     def finish(self, *, kills: bool) -> None:
         """Nothing: there is no other host."""
 

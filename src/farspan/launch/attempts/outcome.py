@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from farspan.launch.job import Job, Started
 from farspan.launch.logs import find_cause, find_exception, find_place, find_word_of, only_heard_of_it
+from farspan.launch.rank_process import signal_name
 
 __all__ = ["Outcome", "conclude"]
 
@@ -44,7 +45,8 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     def only_heard(rank: Started) -> bool:
         return rank.number in heard or only_heard_of_it(rank.read_tail())
 
-    failed = [rank for rank in job.ended if rank.returncode != 0]
+    gone = set[int]() if job.members is None else job.members.gone
+    failed = [rank for rank in job.ended if rank.returncode != 0 and rank.number not in gone]
     own = [rank for rank in failed if not rank.was_stopped]
     if not failed:
         return Outcome(code=0, was_interrupted=job.interrupted_by is not None)
@@ -70,7 +72,7 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
 
 def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) -> str:
     code = culprit.returncode
-    how = culprit.lost or f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+    how = culprit.lost or f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
     lines = [f"farspan run: rank {culprit.number} of {job.num_processes} failed: {how}."]
     reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
     if reason:
@@ -108,10 +110,3 @@ def _describe_absence(job: Job, absent: Started) -> str:
         f"  logs  {absent.log or job.log_dir / 'rank*.log'}",
     ]
     return "\n".join(lines)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

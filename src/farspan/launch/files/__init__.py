@@ -11,9 +11,10 @@ Nothing here imports torch, nor more than a start of Python has loaded anyway.
 """
 
 from farspan.launch.files.choice import ELSEWHERE as ELSEWHERE
+from farspan.launch.files.choice import become_first as become_first
 from farspan.launch.files.choice import catch_up as catch_up
 from farspan.launch.files.choice import install as install
 from farspan.launch.files.choice import install_late as install_late
 from farspan.launch.files.choice import keeps_apart as keeps_apart
 
-__all__ = ["ELSEWHERE", "catch_up", "install", "install_late", "keeps_apart"]
+__all__ = ["ELSEWHERE", "become_first", "catch_up", "install", "install_late", "keeps_apart"]

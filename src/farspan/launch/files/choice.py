@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 
 from farspan import settings
 
-__all__ = ["catch_up", "install", "install_late", "keeps_apart"]
+__all__ = ["become_first", "catch_up", "install", "install_late", "keeps_apart"]
 
 _CHOICES = {
     "first": "the files of rank 0 are the script's, those of the others are their own",
     "all": "all ranks write where the script says",
 }
 _installed: list[Callable[[int], None]] = []
+_successors: list[Callable[[int], None]] = []
 _num_barriers = 0
 
 
@@ -53,7 +54,9 @@ def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
     else:
         from farspan.launch.files.view_functions import install_view
 
-        _installed.append(install_view(os.path.realpath(folder), rank, sees_first=sees_first))
+        after_barrier, become_first = install_view(os.path.realpath(folder), rank, sees_first=sees_first)
+        _installed.append(after_barrier)
+        _successors.append(become_first)
 
 
 def catch_up() -> None:
@@ -62,6 +65,17 @@ def catch_up() -> None:
     _num_barriers += 1
     for each in _installed:
         each(_num_barriers)
+
+
+def become_first() -> None:
+    """Lets the script's files be this rank's from here on: rank 0 is lost. All ranks then call `catch_up`, after a
+    barrier.
+
+    Raises:
+        OSError: What this rank has written for itself cannot be put in its place.
+    """
+    while _successors:
+        _successors.pop()(_num_barriers)
 
 
 def install_late(rank: int, gather: Callable[[bytes], Sequence[bytes]]) -> Callable[[], None]:

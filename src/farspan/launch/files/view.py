@@ -7,7 +7,7 @@ import os
 import posix
 import stat
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from farspan.launch.files.exempt import temporary_folder
 from farspan.launch.files.layers import (
@@ -22,6 +22,9 @@ from farspan.launch.files.layers import (
     parent_of,
     remove_all,
 )
+
+if TYPE_CHECKING:
+    from farspan.launch.files.journal import Journal
 
 __all__ = ["View"]
 
@@ -44,6 +47,8 @@ class View:
         self.before = before
         self._exempt = tuple(root + "/" for root in exempt)
         self._temporary = temporary_folder()
+        self._journal: Journal | None = None
+        """What the others need of what this rank changes, once it is the first."""
         self._folders: dict[str, str] = {}  # of the texts of folders, their canonical paths
 
     # ---- which path is meant
@@ -214,6 +219,7 @@ class View:
         """
         physical = self.locate(path)
         if self.is_exempt(path):
+            self._keep(path, content=keeps_content)
             return path
         if physical is None:
             self.make_room(path)
@@ -261,6 +267,7 @@ class View:
     def remove(self, path: str) -> None:
         """Take away what is at canonical `path`, which may be a whole folder."""
         if self.is_exempt(path):
+            self._keep(path, content=False, stays=False)
             remove_all(path)
             return
         remove_all(self.own.path(path))
@@ -289,6 +296,9 @@ class View:
     def _bring(self, source: str, target: str) -> None:
         physical = self.locate(source)
         assert physical is not None
+        if self.is_exempt(target):
+            self._keep(source)
+            self._keep(target)
         goal = target if self.is_exempt(target) else self.own.path(target)
         if is_directory(physical):
             mkdirs(goal)
@@ -332,6 +342,7 @@ class View:
         if self.locate(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         if self.is_exempt(path):
+            self._keep(path)
             posix.mkdir(path, mode)
         elif self.is_made_for_one_process(path, mode):
             posix.mkdir(path, mode)
@@ -347,14 +358,31 @@ class View:
         if not is_directory(physical):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         if self.is_exempt(path):
+            self._keep(path)
             posix.rmdir(path)
         elif self.names(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         else:
             self.remove(path)
 
+    def become_first(self, journal: Journal) -> None:
+        """Lets the disk be what the script sees and writes; its own changes lie there by now.
+
+        Args:
+            journal: Keeps what the others need.
+        """
+        self._exempt, self.before, self._journal = ("/",), None, journal
+        self.forget_links()
+
+    def _keep(self, path: str, *, content: bool = True, stays: bool = True) -> None:
+        if self._journal is not None:
+            self._journal.keep(path, follow=False, content=content, stays=stays)
+
     def catch_up(self, before: Layer | None) -> None:
         """Makes what rank 0 has written until now readable here. Called after a barrier of all ranks."""
+        if self._journal is not None and before is not None:
+            self._journal.catch_up(before)
+            return
         self.before = before
         self.own.forget_gone()
         self.forget_links()

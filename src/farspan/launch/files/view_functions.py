@@ -9,17 +9,24 @@ from collections.abc import Callable
 from typing import Any
 
 from farspan.launch.files.exempt import exempt_roots
+from farspan.launch.files.journal import Journal
 from farspan.launch.files.layers import Layer, is_directory, is_link, mkdirs
 from farspan.launch.files.opening import Entries, Replacements, is_unnamed, opening, renamed, text_of, writes
 from farspan.launch.files.outside import adapt_libraries
 from farspan.launch.files.patches import put_by_name, put_functions
+from farspan.launch.files.succession import bring
 from farspan.launch.files.view import View
 
 __all__ = ["install_view", "replacements_for_view"]
 
 
-def install_view(folder: str, rank: int, *, sees_first: bool) -> Callable[[int], None]:
-    """Lets this process write into a folder of its own below `folder`; returns what to call after each barrier."""
+def install_view(folder: str, rank: int, *, sees_first: bool) -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """Lets this process write into a folder of its own below `folder`.
+
+    Returns:
+        What to call after each barrier, and what to call if the script's files are to be this rank's; both with the
+        number of barriers so far.
+    """
 
     def before(number: int) -> Layer | None:
         return Layer(f"{folder}/before{number}") if sees_first else None
@@ -43,7 +50,12 @@ def install_view(folder: str, rank: int, *, sees_first: bool) -> Callable[[int],
 
     put_functions(replacements_for_view(view))
     put_by_name(adapt_libraries(translate))
-    return lambda number: view.catch_up(before(number))
+
+    def become_first(number: int) -> None:
+        bring(own)
+        view.become_first(Journal(Layer(f"{folder}/before{number}"), exempt_roots(folder)))
+
+    return lambda number: view.catch_up(before(number)), become_first
 
 
 def replacements_for_view(view: View) -> Replacements:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -43,6 +44,9 @@ class ForkedCrew:
         """Forks one."""
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number)}
         return ForkedRank(number, self._function, self._variables | own, log_dir)
+
+    def take_members(self, members: object) -> None:
+        """Nothing: forks connect by themselves."""
 
     def note_end(self, number: int) -> None:
         """Nothing: there is no other host."""
@@ -91,6 +95,11 @@ class ForkedRank:
         """Signals the process, or it and all that it started."""
         if not self._is_reaped:
             send_signal(self.pid, number, group=group)
+
+    @contextlib.contextmanager
+    def give_console(self) -> Generator[Sequence[int]]:
+        """Nothing: what it writes is in the cell already."""
+        yield ()
 
     def read_tail(self) -> str:
         """Returns the end of what it wrote."""

@@ -6,16 +6,18 @@ When the connection is lost it ends its ranks, and itself.
     from the launcher   {"do": "check", "argv": [...], "folder": ...}    {"do": "begin", "first": 2, "num_here": 4}
                         {"do": "start", "number": 2, "store": ...}       {"do": "signal", "number": 2, "signal": 15}
                         {"do": "note_end", "number": 0}                  {"do": "finish", "kills": false}
+                        {"do": "member", "number": 2, "message": ...}, about who belongs to the run
                         {"do": "examine", "what": "clock"}, by `farspan doctor`
     to the launcher     {"is": "checked", "has": ...}  {"is": "begun", "port": ...}  {"is": "finished"}
                         {"is": "output", "number": 2, "data": ...}       {"is": "ended", "number": 2, "code": 0, ...}
                         {"is": "notes", "notes": [...]}                  {"is": "error", "error": [what, why, hint]}
-                        {"is": "examined", "found": {...}}
+                        {"is": "member", "number": 2, "said": ...}       {"is": "examined", "found": {...}}
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shutil
 import signal
@@ -34,6 +36,7 @@ from farspan.launch.files import ELSEWHERE
 from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import code_of, versions
 from farspan.launch.hosts.connection import Connection, LostError, Message
+from farspan.launch.membership import Door
 from farspan.launch.rank.notes import PROGRESS_VARIABLE, all_notes, note_end, saved_step
 from farspan.launch.rank_process import Process
 from farspan.launch.sweep import Sweeper
@@ -69,11 +72,12 @@ class Agent:
         self._run_folder = ""
         self._progress = ""
         self._sweeper: Sweeper | None = None
+        self._door: Door | None = None
 
     def run(self) -> str:
         """Does what the launcher says until it is over, or the connection is lost; returns what is to be said of it."""
         actions = {"check": self._check, "begin": self._begin, "start": self._start, "signal": self._signal}
-        actions |= {"note_end": self._note_end, "finish": self._finish}
+        actions |= {"note_end": self._note_end, "finish": self._finish, "member": self._tell}
         actions |= {} if self._is_own else {"examine": self._examine}
         try:
             while True:
@@ -134,6 +138,8 @@ class Agent:
         if self._first:
             Path(self._run_folder, ELSEWHERE).touch()
         self._sweeper = Sweeper(self._run_folder)
+        if "FARSPAN_KEEP_GOING" in given:
+            self._door = Door(self._run_folder, self._pass_word_on)
         self._connection.send({"is": "begun", "port": free_port()})
 
     def _start(self, message: Message) -> None:
@@ -158,6 +164,14 @@ class Agent:
         for reader in readers:
             reader.start()
         threading.Thread(target=self._watch, args=(process, readers), daemon=True).start()
+
+    def _pass_word_on(self, number: int, message: Message) -> None:
+        with contextlib.suppress(LostError):  # the main thread hears of it too
+            self._connection.send({"is": "member", "number": number, "said": message})
+
+    def _tell(self, message: Message) -> None:
+        if self._door is not None:
+            self._door.send(int(message["number"]), dict(message["message"]))
 
     def _pass_on(self, number: int, file: int, stream: int) -> None:
         try:
@@ -211,6 +225,9 @@ class Agent:
         self._processes, self._codes = {}, {}
         if self._run_folder and leftover != signal.SIGKILL:  # else the sweeper waits for those who still use it
             shutil.rmtree(self._run_folder, ignore_errors=True)
+        if self._door is not None:
+            self._door.close()
+            self._door = None
         if self._sweeper is not None:
             self._sweeper.close()
         self._sweeper, self._run_folder = None, ""

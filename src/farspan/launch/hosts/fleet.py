@@ -27,6 +27,7 @@ from farspan.launch.hosts.host import Host, is_this_machine
 from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.job import Events, Started
+from farspan.launch.membership import MemberService
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
@@ -187,6 +188,11 @@ class Crew:
         """Lets all other hosts' ranks know that one has ended."""
         for each in self._remote:
             each.note_end(number)
+
+    def take_members(self, members: MemberService) -> None:
+        """Lets it hear the ranks on other hosts."""
+        for each in self._remote:
+            each.members = members
 
     def finish(self, *, kills: bool) -> None:
         """Ends what is left on other hosts."""

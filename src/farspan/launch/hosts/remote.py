@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import queue
 import signal
 import threading
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host
 from farspan.launch.job import Events, Noted
 from farspan.launch.logs import TAIL_BYTES
+from farspan.launch.membership import MemberService
 from farspan.launch.rank.notes import PROGRESS_VARIABLE, add_notes, note_saving
 from farspan.launch.rank_process import open_log, read_end
 from farspan.launch.terminal import write_stderr
@@ -64,6 +67,12 @@ class RemoteRank:
         data = bytes(self._tail) if self.log is None else read_end(self.log)
         return data.decode("utf-8", errors="replace")
 
+    @contextlib.contextmanager
+    def give_console(self) -> Generator[Sequence[int]]:
+        """Nothing goes there: what it writes comes from its host, and is written to the console here from now on."""
+        self.log = None
+        yield ()
+
     def write(self, data: bytes, stream: int) -> None:
         """Takes what it has written."""
         if self.log is not None:
@@ -106,6 +115,7 @@ class RemoteHost:
         self.own_address = own_address
         self._knows_secret = knows_secret
         self.is_lost = False
+        self.members: MemberService | None = None
         self._connection = connection
         self._ranks: dict[int, RemoteRank] = {}
         self._answers: queue.SimpleQueue[Message | LostError] = queue.SimpleQueue()
@@ -207,10 +217,18 @@ class RemoteHost:
             if message["saved"] is not None:
                 note_saving(int(message["saved"]), self._variables.get(PROGRESS_VARIABLE, ""))
             rank.end(int(message["code"]))
+        elif kind == "member" and self.members is not None:
+            number = int(message["number"])
+            self.members.hear_away(number, dict(message["said"]), functools.partial(self._tell, number))
         elif kind == "notes":
             self._add_notes(message["notes"])
         elif kind in ("checked", "begun", "finished", "examined", "error"):
             self._answers.put(message)
+
+    def _tell(self, number: int, message: dict[str, Any]) -> None:
+        """Sends a message of the launcher's to a rank there, about who belongs to the run."""
+        with contextlib.suppress(LostError):  # its end has come, or will
+            self._connection.send({"do": "member", "number": number, "message": message})
 
     def _add_notes(self, notes: list[str]) -> None:
         add_notes(self._variables.get("FARSPAN_RUN_FOLDER", ""), notes)

@@ -63,6 +63,10 @@ class Resumable(Generic[_T]):
         self._workers: dict[int, Any] = {}
         """The states of workers after the last batch of each that the program has taken."""
 
+        engine = current_engine()
+        self._num_shares = None if engine is None else engine.groups.num_groups
+        """Among how many groups its data are shared, which stays when one is lost; None for as many as began."""
+
     def _follow_order(self) -> None:
         """Let batches of indices come from this object: without the setters, which take no other ones."""
         parts, loader = vars(self._loader), self._loader
@@ -175,7 +179,7 @@ class Resumable(Generic[_T]):
         place = self._resumed or self._place or Place()
         is_between = self._resumed is None and not self._is_begun
         now = Place(own=self._own_states()) if is_between else copy.copy(place)
-        now.epoch, now.num_groups = self.epoch, num_groups
+        now.epoch, now.num_groups = self.epoch, self._num_shares or num_groups
         now.position = 0 if is_between else (place.position if self._resumed else self.position)
         now.workers = dict(place.workers if self._resumed else self._workers)
         return place_to_json(now)

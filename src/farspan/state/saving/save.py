@@ -199,15 +199,32 @@ def _agree(
     Raises:
         CheckpointError: A rank cannot save, or saves something else; raised on every rank, and nothing is left.
     """
-    agreement, side = engine.agreement_of_all, engine.agreement_of_all.side
-    step = request.step
-    entries = _entries(found, request.path, step)
-    part: dict[str, Any] = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.shared)}
-    draft = None
+    entries = _entries(found, request.path, request.step)
+    own = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.shared)}
+    while True:
+        part, draft = _begun(engine, refused, request)
+        try:
+            blobs = engine.agreement_of_all.gather("farspan.save", json.dumps(own | part).encode())
+            parts = [json.loads(blob) for blob in blobs]
+            _check_alike(engine, parts, entries)
+        except BaseException:
+            if draft is not None:
+                discard(draft.path)
+            raise
+        if "draft" in parts[0]:  # else the rank that was the first is lost: the one that is now begins
+            root, name, save_id, serial = parts[0]["draft"]
+            draft = Draft(root=root, name=name, save_id=save_id, serial=serial)
+            return draft, int(parts[0]["step"]), max(item["size"] for item in parts)
+
+
+def _begun(engine: Engine, refused: CheckpointError | None, request: _Request) -> tuple[dict[str, Any], Draft | None]:
+    """Returns what this rank says about a save that begins: where it goes, on rank 0, and why it cannot."""
+    part: dict[str, Any] = {}
+    draft, step = None, request.step
     try:
         if refused is not None:
             raise refused
-        if side.rank == 0:
+        if engine.agreement_of_all.side.rank == 0:
             root = os.path.abspath(request.path)
             make_root(root)
             saver_of(engine).lock = hold(root)
@@ -221,16 +238,7 @@ def _agree(
         part["error"] = [f"{where} cannot be made.", f"{error.strerror}.", "a folder that can be written"]
     except CheckpointError as error:
         part["error"] = [error.what, error.why, error.hint]
-    try:
-        parts = [json.loads(blob) for blob in agreement.gather("farspan.save", json.dumps(part).encode())]
-        _check_alike(engine, parts, entries)
-    except BaseException:
-        if draft is not None:
-            discard(draft.path)
-        raise
-    root, name, save_id, serial = parts[0]["draft"]
-    draft = Draft(root=root, name=name, save_id=save_id, serial=serial)
-    return draft, int(parts[0]["step"]), max(item["size"] for item in parts)
+    return part, draft
 
 
 def _check_alike(engine: Engine, parts: Sequence[dict[str, Any]], entries: Sequence[str]) -> None:
@@ -299,7 +307,7 @@ def _of_group(engine: Engine) -> dict[str, Any]:
         "number": engine.groups.number,
         "generators": generators_to_json(engine.recorder.draws.generator),
         "counts": counts_to_json(engine),
-        "loaders": loaders_to_json(engine.groups.num_groups),
+        "loaders": loaders_to_json(engine.groups.first_num_groups),
     }
 
 

@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farspan.errors import CheckpointError, DeadlineError, FarspanError
+from farspan.control.channel import SideChannel
+from farspan.errors import CheckpointError, DeadlineError, FarspanError, RemoteError
 from farspan.execute.engine import Engine
 from farspan.execute.process.program_end import fail_at_end
 from farspan.launch.rank.notes import note_saving
 from farspan.launch.rank.process_end import at_process_end
-from farspan.state.format import Draft, Lock, discard
+from farspan.state.format import Draft, Lock, discard, is_checkpoint
 from farspan.state.saving.commit import Vote, commit_votes
 from farspan.state.saving.snapshot import Arena
 from farspan.state.saving.writer import Write
@@ -63,11 +64,13 @@ class Saved:
     Attributes:
         path: The folder that the checkpoint has when it is on the disk.
         failure: Why it has failed, once it has.
+        is_of_lost: Whether that is the loss of a rank, after which the others go on.
     """
 
     def __init__(self, path: str, saver: Saver) -> None:
         self.path = path
         self.failure: FarspanError | None = None
+        self.is_of_lost = False
         self._saver = saver
 
     def wait(self) -> str:
@@ -78,7 +81,7 @@ class Saved:
         """
         if self._saver.current is self:
             self._saver.finish()
-        if self.failure is not None:
+        if self.failure is not None and not (self.is_of_lost and is_checkpoint(self.path)):
             raise self.failure
         return self.path
 
@@ -97,7 +100,7 @@ class Saver:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.side = engine.agreement_of_all.side
+        self._engine = engine
         self.deadline_s = engine.deadline_s
         self.num_begun = 0
         self.arena = Arena()
@@ -112,17 +115,22 @@ class Saver:
         if self.side.world_size == 1:
             at_process_end(self._end)  # nobody ends an engine that is alone
 
+    @property
+    def side(self) -> SideChannel:
+        """Returns the channel of all ranks, of those that are left where some are lost."""
+        return self._engine.agreement_of_all.side
+
     def begin(self, task: Task, *, is_asynchronous: bool) -> Saved:
         """Let `task` go on; without `is_asynchronous` return when it is over."""
         self.num_begun += 1
         saved = self.current = Saved(task.draft.target, self)
         if not is_asynchronous:
-            saved.failure = self._run(task)
+            self._run(task, saved)
             return saved
 
         def run() -> None:
             try:
-                saved.failure = self._run(task)
+                self._run(task, saved)
             finally:
                 self._note_life(None)
 
@@ -146,8 +154,12 @@ class Saver:
             self._wait_for(self._thread)
             self._thread = None
         saved, self.current = self.current, None
-        if saved is not None and saved.failure is not None:
+        if saved is None or saved.failure is None:
+            return
+        if not saved.is_of_lost:
             raise saved.failure
+        if not is_checkpoint(saved.path):
+            self._engine.console.warn(f"farspan: {saved.failure.what}")
 
     def _wait_for(self, thread: threading.Thread) -> None:
         """Wait for a save as long as it goes on."""
@@ -173,16 +185,29 @@ class Saver:
         if lock is not None:
             lock.release()
 
-    def _run(self, task: Task) -> FarspanError | None:
-        """The failure of a save, if it has one; whatever it is, it must reach the program."""
+    def _run(self, task: Task, saved: Saved) -> None:
+        """Save; notes the failure, if there is one: whatever it is, it must reach the program."""
+        side = self.side  # to the end: that of other ranks would wait for another save
+        saved.failure = self._failure_of(task, side)
+        heard = side.failure
+        if saved.failure is not None and self._engine.groups.outlives_losses:
+            saved.is_of_lost = isinstance(heard, RemoteError) and heard.is_loss
+        if saved.is_of_lost:
+            saved.failure = CheckpointError(
+                f"the checkpoint {saved.path} is not whole: a rank was lost while it was written.",
+                why="the one before it is.",
+                hint="save again",
+            )
+
+    def _failure_of(self, task: Task, side: SideChannel) -> FarspanError | None:
         try:
             vote = self._vote_of(task)
             self._note_life(task.patience_s + 2 * self.deadline_s)
-            self.side.contribute(f"votes on {task.key}", json.dumps(vote).encode(), receiver=0)
-            verdict = {} if self.side.rank else self._decide(task)
-            self.side.contribute(f"verdict on {task.key}", json.dumps(verdict).encode())
-            first = self.side.gathered(f"verdict on {task.key}", task.patience_s + self.deadline_s)[0]
-            self.side.forget(f"verdict on {task.key}")
+            side.contribute(f"votes on {task.key}", json.dumps(vote).encode(), receiver=0)
+            verdict = {} if side.rank else self._decide(task, side)
+            side.contribute(f"verdict on {task.key}", json.dumps(verdict).encode())
+            first = side.gathered(f"verdict on {task.key}", task.patience_s + self.deadline_s)[0]
+            side.forget(f"verdict on {task.key}")
             return _failure_of(json.loads(first))
         except FarspanError as error:
             return error
@@ -207,16 +232,16 @@ class Saver:
         except Exception as error:
             return {"error": [f"rank {self.side.rank} could not write.", f"{type(error).__name__}: {error}", ""]}
 
-    def _decide(self, task: Task) -> dict[str, Any]:
+    def _decide(self, task: Task, side: SideChannel) -> dict[str, Any]:
         """Returns what has become of the save, for all ranks; on rank 0."""
         try:
-            return self._committed(task)
+            return self._committed(task, side)
         finally:
             self.release()  # before anybody hears of it
 
-    def _committed(self, task: Task) -> dict[str, Any]:
-        blobs = self.side.gathered(f"votes on {task.key}", task.patience_s)
-        self.side.forget(f"votes on {task.key}")
+    def _committed(self, task: Task, side: SideChannel) -> dict[str, Any]:
+        blobs = side.gathered(f"votes on {task.key}", task.patience_s)
+        side.forget(f"votes on {task.key}")
         try:
             commit_votes(task.draft, [json.loads(blob) for blob in blobs], task.head, task.keep)
         except OSError as error:
