@@ -32,12 +32,13 @@ from farspan.place.kept_plan import Widths
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import begin_measured, is_measuring
 from farspan.place.mesh.axis import check_tensor_parallel, tensor_axis
+from farspan.place.mesh.given import axes_of
 from farspan.place.mesh.groups import GroupsChoice
 from farspan.place.mesh.lanes import check_micro_batches, cut_batches
 from farspan.place.mesh.tensor import with_sums
 from farspan.place.places import place_first
 from farspan.place.pretrained.load import load_pretrained as load_pretrained
-from farspan.place.suitable import check_model
+from farspan.place.suitable import built_model, check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints
@@ -80,6 +81,7 @@ def distribute(
     data_parallel: int | str | None = None,
     tensor_parallel: int | str | Mapping[str, int | str] | None = None,
     comm: Any = None,
+    mesh: Any = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -145,6 +147,8 @@ def distribute(
             names of modules or parameters (or glob patterns) to "column", "row", "vocab" or "whole"; without "degree"
             all ranks run each layer, or those of a plan of one's own.
         comm: A communicator of mpi4py, which the program goes on using: all its ranks call this, and all goes over MPI.
+        mesh: A `DeviceMesh` of all ranks with axes "dp", "pp", "tp" (or some of them, in this order) in the place of
+            `data_parallel`, `stages` and `tensor_parallel`.
 
     Returns:
         `model` itself.
@@ -163,10 +167,14 @@ def distribute(
         >>> model(torch.zeros(3, 4)).shape
         torch.Size([3, 2])
     """
-    model = _built(model)
+    model = built_model(model)
     if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
+    if mesh is not None:
+        given = {"data_parallel": data_parallel, "stages": None if stages == "auto" else stages}
+        ways = axes_of(mesh, num_ranks_to_be(), **given, tensor_parallel=tensor_parallel)
+        data_parallel, stages, tensor_parallel = ways
     check_micro_batches(micro_batches)
     check_tensor_parallel(tensor_parallel, plan, pins=pins, together=together, max_memory=max_memory, measure=measure)
     trial = current_trial()
@@ -242,20 +250,6 @@ def distribute(
     if axis.said:
         engine.console.say(axis.said)
     return model
-
-
-def _built(model: _Model | Callable[[], _Model]) -> _Model:
-    """The model itself, or what a function builds, without its data."""
-    built: Any = model
-    if callable(model) and not isinstance(model, nn.Module):
-        with deferred_init():
-            built = model()
-    if not isinstance(built, nn.Module):
-        raise PlanError(
-            f"distribute takes a torch.nn.Module, not a {type(built).__name__}.",
-            hint="model = farspan.distribute(model)",
-        )
-    return built  # type: ignore[return-value]
 
 
 def _settled(engine: Engine, model: nn.Module, plan: Plan, said: str) -> None:

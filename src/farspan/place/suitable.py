@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from farspan.errors import PlanError
+from farspan.place.deferred.context import deferred_init
 
-__all__ = ["check_model"]
+__all__ = ["built_model", "check_model"]
 
 
 def check_model(model: nn.Module) -> None:
@@ -44,3 +46,21 @@ def check_model(model: nn.Module) -> None:
 
 def _has_weights(module: nn.Module) -> bool:
     return next(chain(module.parameters(), module.buffers()), None) is not None
+
+
+def built_model(model: Any) -> Any:
+    """Returns the model itself, or what a function builds, without its data.
+
+    Raises:
+        PlanError: It is neither.
+    """
+    built = model
+    if callable(model) and not isinstance(model, nn.Module):
+        with deferred_init():
+            built = model()
+    if not isinstance(built, nn.Module):
+        raise PlanError(
+            f"distribute takes a torch.nn.Module, not a {type(built).__name__}.",
+            hint="model = farspan.distribute(model)",
+        )
+    return built

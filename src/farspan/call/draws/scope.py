@@ -102,6 +102,8 @@ class _Active(threading.local):
     """The scope of the leaf that draws and is running, if there is one."""
     recorder: Any = None
     """Records this thread's program."""
+    mode: Any = None
+    """The function mode by which it sees them."""
     units: Any = None
     """The units of remat whose forwards are running: they follow the module calls."""
     num_own_draws = 0

@@ -67,6 +67,8 @@ class Matrices:
         """Into how many sections the columns of a matrix fall, by its name, if not into one."""
         self._columns: dict[str, int] = {}
         """How many columns a matrix has that has been split by them, by its name."""
+        self._names: dict[str, str] = {}
+        """The parameter of which a matrix is some rows, by the name of these."""
         self._is_provisional = False
         """True if a matrix of the current graph will be split otherwise in the next one."""
         self._slices: dict[SliceName, Value] = {}
@@ -85,6 +87,9 @@ class Matrices:
         not."""
         if name in self.kept_whole:
             return "whole", self.kept_whole[name]
+        rows = [each for each, whole_name in self._names.items() if whole_name == name]
+        if rows and all(each in self.kept_whole for each in rows):
+            return "whole", self.kept_whole[rows[0]]
         return self.split.get(name, ""), ""
 
     def let_fall(self, name: str, sections: int, num_parts: int) -> bool:
@@ -99,7 +104,7 @@ class Matrices:
     def keep_whole(self, name: str, reason: str) -> None:
         """Let a matrix be whole from now on; not for what follows from one that will be split otherwise, nor if it was
         asked to be split: then what it gives is gathered each time."""
-        if not self._is_provisional and name not in self.asked:
+        if not self._is_provisional and self._names.get(name, name) not in self.asked:
             self.kept_whole.setdefault(name, reason)
 
     def are_vocabularies(self, names: Collection[str]) -> bool:
@@ -108,7 +113,8 @@ class Matrices:
 
     def note_vocabulary(self, names: Collection[str]) -> None:
         """A loss has taken what matrices of these names give, word by word."""
-        self.split.update(dict.fromkeys([name for name in names if self.asked.get(name) != "column"], "vocab"))
+        whole_names = [self._names.get(name, name) for name in names]
+        self.split.update(dict.fromkeys([name for name in whole_names if self.asked.get(name) != "column"], "vocab"))
 
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
@@ -141,10 +147,10 @@ class Matrices:
         offset = None if bias is None else self.view_of(bias)
         if bias is not None and (offset is None or bias.dim() != 1):
             return NotImplemented
-        name, num_parts, num_columns = matrix.placed.name, len(split.members), weight.shape[kind.out_dim]
+        name, num_parts, num_columns = self._known(matrix), len(split.members), weight.shape[kind.out_dim]
         if any(item.placed.name in recorder.hooks.hooked for item in (matrix, offset) if item is not None):
             self.kept_whole.setdefault(name, "it has a hook")
-        asked, is_whole = self.asked.get(name), name in self.kept_whole
+        asked, is_whole = self.asked.get(matrix.placed.name), self._reason(name) is not None
         call = _Call(function, kind, matrix, offset, split)
         near: Any = x
         if type(x) is TeamTensor and x._dim is not None:
@@ -196,7 +202,10 @@ class Matrices:
         first = view.begin if dim == 0 else 0
         if sections == 1:
             begin, size = extent_of(whole, member, num_parts)
-            return self.slice_of(placed, dim, first + begin, size)
+            own = self.slice_of(placed, dim, first + begin, size)
+            if dim == 0 or view.is_all:
+                return own
+            return self.record(torch.narrow, (own, 0, view.begin, view.size), split.members[member])
         size = whole // (sections * num_parts)
         begins = [first + (number * num_parts + member) * size for number in range(sections)]
         slices = [self.slice_of(placed, dim, begin, size) for begin in begins]
@@ -206,6 +215,17 @@ class Matrices:
         """Returns what a tensor is, if that is a parameter or a view of one."""
         return self.views.of(tensor, self.recorder.placed.get(id(tensor)))
 
+    def _known(self, matrix: ParameterView) -> str:
+        """Returns the name by which a matrix is known: its parameter's, or one for these rows of it."""
+        name = matrix.key
+        if not matrix.is_all:
+            self._names[name] = matrix.placed.name
+        return name
+
+    def _reason(self, name: str) -> str | None:
+        """Returns why a matrix is whole; None if it is not."""
+        return self.kept_whole.get(name, self.kept_whole.get(self._names.get(name, name)))
+
     def cannot(self, name: str, reason: str) -> None:
         """A matrix cannot be split, asked or not."""
         if not self._is_provisional:
@@ -214,14 +234,13 @@ class Matrices:
     def _column(self, call: _Call, given: Sequence[torch.Tensor]) -> TeamTensor:
         parts: list[Any] = []
         matrix, split, dim = call.matrix, call.split, call.out_dim
-        name, num_columns = matrix.placed.name, matrix.extent(dim)
-        sections = self._sections.get(name, 1) if matrix.is_all else 1
-        if matrix.is_all:
-            self._columns[name] = num_columns
-            if num_columns >= matrix.extent(1 - dim) or self.asked.get(name) == "vocab":
-                self._vocabularies.add(name)
-        if self.split.get(name) != "vocab":
-            self.split[name] = "column"
+        name, num_columns, whole_name = matrix.key, matrix.extent(dim), matrix.placed.name
+        sections = self._sections.get(name, 1)
+        self._columns[name] = num_columns
+        if num_columns >= matrix.extent(1 - dim) or self.asked.get(whole_name) == "vocab":
+            self._vocabularies.add(name)
+        if self.split.get(whole_name) != "vocab":
+            self.split[whole_name] = "column"
         for member, (part, stage) in enumerate(zip(given, split.members, strict=True)):
             own = self._laid(self.share_of(matrix, dim, member, split, sections), call, stage)
             own_bias = None if call.bias is None else self.share_of(call.bias, 0, member, split, sections)
@@ -250,7 +269,9 @@ class Matrices:
         """Returns a slice as the function takes it."""
         return self.record(torch.t, (own,), stage) if call.matrix.is_transposed else own
 
-    def added_up(self, terms: Sequence[Any], split: SplitStage, bias: Any = None) -> TeamTensor:
+    def added_up(
+        self, terms: Sequence[Any], split: SplitStage, bias: Any = None, weights: frozenset[str] = frozenset()
+    ) -> TeamTensor:
         """Returns the sum of what the members have, in their order, on each of them alike."""
         sums: list[Any] = []
         for stage in split.members:
@@ -258,7 +279,7 @@ class Matrices:
             for term in terms[1:]:
                 total = self.record(torch.add, (total, term), stage)
             sums.append(total if bias is None else self.record(torch.add, (total, bias), stage))
-        return TeamTensor.of(self.splitting, split, sums, None)
+        return TeamTensor.of(self.splitting, split, sums, None, weights)
 
 
 @dataclass(frozen=True, slots=True)

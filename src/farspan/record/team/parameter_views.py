@@ -45,6 +45,11 @@ class ParameterView:
     is_transposed: bool = False
 
     @property
+    def key(self) -> str:
+        """Returns the parameter's name; with the rows, if they are not all."""
+        return self.placed.name if self.is_all else f"{self.placed.name}[{self.begin}:{self.begin + self.size}]"
+
+    @property
     def is_all(self) -> bool:
         """Returns whether the view has all rows."""
         return self.size == self.placed.meta.shape[0]

@@ -30,8 +30,8 @@ from farspan.record.team.parameter_views import CHANGES_VIEW, ParameterView
 from farspan.record.team.parts.apart import Operand, Trial, tried
 from farspan.record.team.parts.cuts import candidates
 from farspan.record.team.parts.shares import extent_of, share_of
-from farspan.record.team.parts.sizes import TAKES_SIZES, sections_asked_for, sizes_of_part
-from farspan.record.team.rules.words import RULES
+from farspan.record.team.parts.sizes import PICKS, TAKES_SIZES, sections_asked_for, sizes_of_part
+from farspan.record.team.rules import RULES
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, settled, used
 from farspan.record.team.wholes import Reads, Writes, on_whole
 from farspan.record.tensor import LazyTensor
@@ -224,7 +224,7 @@ class Splitting:
         for item, dim in zip(tensors, way.dims, strict=True):
             if type(item) is TeamTensor:
                 weights |= used(item)._weights
-            columns.append(self._operand(item, dim, split, sections))
+            columns.append(self.operand(item, dim, split, sections))
         results: list[Any] = []
         for member, stage in enumerate(split.members):
             given = [column[member] for column in columns]
@@ -261,7 +261,9 @@ class Splitting:
     def _falls_into(self, function: Any, args: Any, kwargs: Any, team: TeamTensor) -> bool:
         """Returns whether an operation takes a product apart into equal sections (a fused q, k and v); from the next
         call on the members have a share of each."""
-        if team._dim is None or team._sections > 1 or team._dim != team.dim() - 1 or len(team._weights) != 1:
+        if team._dim is None or team._sections > 1 or len(team._weights) != 1:
+            return False
+        if team._dim != team.dim() - 1 and function not in PICKS:
             return False
         number = sections_asked_for(function, args, kwargs, team.shape, team._dim)
         return self.matrices.let_fall(next(iter(team._weights)), number, len(team._parts))
@@ -340,7 +342,7 @@ class Splitting:
         placed = self.recorder.placed.get(id(item))
         return meta_of(item) if placed is None else placed.meta
 
-    def _operand(self, item: Any, dim: int | None, split: SplitStage, sections: int) -> Sequence[Any]:
+    def operand(self, item: Any, dim: int | None, split: SplitStage, sections: int) -> Sequence[Any]:
         """Returns what each member takes of an operand."""
         num_parts = len(split.members)
         if type(item) is TeamTensor and item._dim not in (None, dim):

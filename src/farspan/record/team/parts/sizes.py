@@ -17,7 +17,7 @@ import torch
 
 from farspan.record.team.parts.shares import extent_of
 
-__all__ = ["CHUNKS", "SPLITS", "TAKES_SIZES", "sections_asked_for", "sizes_of_part"]
+__all__ = ["CHUNKS", "PICKS", "SPLITS", "TAKES_SIZES", "sections_asked_for", "sizes_of_part"]
 
 _T: Any = torch.Tensor
 _Sizes = Callable[[Sequence[int], int, int, int, Sequence[int], int], "list[int] | None"]
@@ -71,6 +71,8 @@ def sections_asked_for(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: Sequence[int], dim: int
 ) -> int:
     """Returns into how many equal sections an operation lets a tensor fall along `dim`; 1 if that is not plain."""
+    if function in PICKS:
+        return shape[dim] if _picked(function, args, kwargs, len(shape)) == dim else 1
     if function in CHUNKS:
         given = dict(zip(("chunks", "dim"), args[1:], strict=False)) | kwargs
         return given["chunks"] if given.get("dim", 0) % len(shape) == dim else 1
@@ -80,11 +82,29 @@ def sections_asked_for(
     if function not in TAKES_SIZES or kwargs:
         return 1
     listed = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    if function in _UNFLATTEN and len(args) == 3:
+        at = args[1] % len(shape)
+        listed = [*shape[:at], *_without_unknown(args[2], shape[at]), *shape[at + 1 :]]
     if TAKES_SIZES[function] is not _reshaped or not all(isinstance(size, int) for size in listed):
         return 1
     sizes, before = _without_unknown(listed, math.prod(shape)), math.prod(shape[:dim])
     found = [size for number, size in enumerate(sizes) if size > 1 and math.prod(sizes[:number]) == before]
     return found[0] if found else 1
+
+
+def _picked(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], num_dims: int) -> int:
+    """Returns the dimension of which an operation picks single places; -1 if that is not plain."""
+    if function not in _INDEXING:
+        at = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        return at % num_dims if type(at) is int else -1
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if not all(type(item) in (int, slice, type(Ellipsis)) for item in index) or index.count(Ellipsis) > 1:
+        return -1
+    if Ellipsis in index:
+        at = index.index(Ellipsis)
+        index = (*index[:at], *[slice(None)] * (num_dims - len(index) + 1), *index[at + 1 :])
+    picked = [number for number, item in enumerate(index) if type(item) is int]
+    return picked[0] if len(picked) == 1 else -1
 
 
 def _split_given(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Sequence[int]) -> tuple[list[int], int]:
@@ -133,6 +153,8 @@ def _without_unknown(sizes: Sequence[int], numel: int) -> list[int]:
     return [numel // known if size == -1 and known else size for size in sizes]
 
 
+_INDEXING = frozenset([_T.__getitem__])
+PICKS = frozenset([*_INDEXING, torch.unbind, _T.unbind, torch.select, _T.select])
 CHUNKS = frozenset([torch.chunk, _T.chunk])
 SPLITS = frozenset([torch.split, _T.split])
 _UNFLATTEN = frozenset([_T.unflatten, torch.unflatten])

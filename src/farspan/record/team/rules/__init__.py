@@ -1,3 +1,10 @@
 """Operations that the members of a split stage do in a way of their own, since no member's part gives a part."""
 
-__all__: list[str] = []
+from typing import Any
+
+from farspan.record.team.rules import draws, heads, sums, words
+
+__all__ = ["RULES"]
+
+RULES: dict[Any, Any] = {**words.RULES, **draws.RULES, **heads.RULES, **sums.RULES}
+"""By function what records it: takes the split stages and the function's own arguments."""

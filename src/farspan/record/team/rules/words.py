@@ -10,12 +10,13 @@ A head of which the logits are taken so stays split. Whatever else reads them ge
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from farspan.record.team.parts.shares import extent_of
+from farspan.record.team.rules.protocol import Rules
 from farspan.record.team.rules.word_parts import (
     LossTerms,
     log_shares,
@@ -24,22 +25,9 @@ from farspan.record.team.rules.word_parts import (
     terms_of_log_probabilities,
     terms_of_logits,
 )
-from farspan.record.team.team_tensor import Splits, SplitStage, TeamTensor, used
+from farspan.record.team.team_tensor import TeamTensor, used
 
-if TYPE_CHECKING:
-    from farspan.record.team.matrices import Matrices
-
-__all__ = ["RULES", "Rules"]
-
-
-class Rules(Splits, Protocol):
-    """The protocol of what records operations on split stages, for the rules of single ones."""
-
-    current: SplitStage | None
-
-    @property
-    def matrices(self) -> Matrices: ...
-    def record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any: ...
+__all__ = ["RULES"]
 
 
 def cross_entropy(

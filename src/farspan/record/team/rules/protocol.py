@@ -1,0 +1,25 @@
+"""The protocol of what records operations on split stages, for the rules of single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farspan.record.team.team_tensor import Splits, SplitStage
+
+if TYPE_CHECKING:
+    from farspan.record.recording import Recording
+    from farspan.record.team.matrices import Matrices
+
+__all__ = ["Rules"]
+
+
+class Rules(Splits, Protocol):
+    """What a rule may use."""
+
+    recorder: Recording
+    matrices: Matrices
+    current: SplitStage | None
+
+    def record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any: ...
+    def operand(self, item: Any, dim: int | None, split: SplitStage, sections: int) -> Sequence[Any]: ...
