@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from farspan.errors import PlanError
 from farspan.place.deferred.context import deferred_init
 
 __all__ = ["built_model", "check_model"]
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 def check_model(model: nn.Module) -> None:
@@ -48,13 +51,13 @@ def _has_weights(module: nn.Module) -> bool:
     return next(chain(module.parameters(), module.buffers()), None) is not None
 
 
-def built_model(model: Any) -> Any:
+def built_model(model: _Model | Callable[[], _Model]) -> _Model:
     """Returns the model itself, or what a function builds, without its data.
 
     Raises:
         PlanError: It is neither.
     """
-    built = model
+    built: Any = model
     if callable(model) and not isinstance(model, nn.Module):
         with deferred_init():
             built = model()
@@ -63,4 +66,4 @@ def built_model(model: Any) -> Any:
             f"distribute takes a torch.nn.Module, not a {type(built).__name__}.",
             hint="model = farspan.distribute(model)",
         )
-    return built
+    return built  # type: ignore[return-value]

@@ -83,8 +83,9 @@ def sections_asked_for(
         return 1
     listed = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
     if function in _UNFLATTEN and len(args) == 3:
-        at = args[1] % len(shape)
-        listed = [*shape[:at], *_without_unknown(args[2], shape[at]), *shape[at + 1 :]]
+        _, where, into = args
+        at = where % len(shape)
+        listed = [*shape[:at], *_without_unknown(into, shape[at]), *shape[at + 1 :]]
     if TAKES_SIZES[function] is not _reshaped or not all(isinstance(size, int) for size in listed):
         return 1
     sizes, before = _without_unknown(listed, math.prod(shape)), math.prod(shape[:dim])
