@@ -22,6 +22,7 @@ from farspan.execute.process.world import (
     num_ranks_to_be,
     rank_to_be,
 )
+from farspan.execute.shards.shards import begin_sharding, check_shard
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
 from farspan.place.alone import runs_as_it_is
@@ -79,6 +80,7 @@ def distribute(
     micro_batches: int | str | None = None,
     seed: int | None = None,
     data_parallel: int | str | None = None,
+    shard: str | None = None,
     tensor_parallel: int | str | Mapping[str, int | str] | None = None,
     comm: Any = None,
     mesh: Any = None,
@@ -138,6 +140,8 @@ def distribute(
             `stages`, "rank:R" and `farspan.from_rank` are about the ranks of one group, counted from 0. "auto": the
             number whose simulated step trains most batches a second, of those whose weights, gradients and optimizer
             state fit. None: as in the first call; one group.
+        shard: What the groups divide among them: the state of the "optimizer", or the data of "parameters" too, which
+            come when an operation needs them. Numbers stay the same, bit for bit. None: nothing.
         tensor_parallel: How many ranks run each layer of a stage together: each has some of the columns or rows of a
             matrix, and of the heads of an attention. What can be split is found by what the model does with it, and
             checked by numbers; the rest stays whole, and one line says why. Numbers differ by rounding from those of
@@ -176,21 +180,16 @@ def distribute(
         ways = axes_of(mesh, num_ranks_to_be(), **given, tensor_parallel=tensor_parallel)
         data_parallel, stages, tensor_parallel = ways
     check_micro_batches(micro_batches)
+    check_shard(shard, data_parallel)
     check_tensor_parallel(tensor_parallel, plan, pins=pins, together=together, max_memory=max_memory, measure=measure)
     trial = current_trial()
-    if trial is not None and seed is None:
-        seed = 0  # it is about times, and may have no data
+    seed = 0 if trial is not None and seed is None else seed  # it is about times, and may have no data
     open_model(model)
     groups: Any = GroupsChoice(model, micro_batches) if data_parallel == "auto" else data_parallel
     engine = engine_of_this_thread(seed, groups if trial is None else None, comm)
     asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches, tensor_parallel)
-    is_all_open = (
-        engine.groups.num_groups == 1
-        and plan == stages == "auto"
-        and not together
-        and all(each is None for each in asked)
-    )
-    if is_all_open and runs_as_it_is(engine, model):
+    is_all_open = plan == stages == "auto" and not together and all(each is None for each in asked)
+    if is_all_open and engine.groups.num_groups == 1 and runs_as_it_is(engine, model):
         fill_all(model)
         plan_by_model[model] = chosen = choose_plan(model, plan, Hints(), 1)
         engine.console.show_plan(chosen)
@@ -200,6 +199,7 @@ def distribute(
     adapt_trainers()
     if not engine.recorder.roots:
         engine.seed_draws(seed)  # from_rank may have made the engine
+    begin_sharding(engine, shard)
     count_on(engine)
     agree_on_model(engine, model)
     hints = hints_of(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)

@@ -53,12 +53,14 @@ def in_one_process(case: GroupCase, num_groups: int) -> list[Found]:
     return found
 
 
-def in_groups(case: GroupCase, num_groups: int) -> Found:
+def in_groups(case: GroupCase, num_groups: int, shard: str | None = None) -> Found:
     """What this rank's group finds."""
     torch.manual_seed(0)
     found: Found = {}
     plan = case.plan if len_of_group(num_groups) > 1 else "auto"
-    model = farspan.distribute(case.build(), plan=plan, data_parallel=num_groups, micro_batches=case.micro_batches)
+    model = farspan.distribute(
+        case.build(), plan=plan, data_parallel=num_groups, shard=shard, micro_batches=case.micro_batches
+    )
     for _ in case.program(model, farspan.data_rank(), found):
         pass
     found = {name: item.item() if isinstance(item, torch.Tensor) else item for name, item in found.items()}

@@ -1,4 +1,5 @@
-"""A script that every rank runs: `train_in_groups.py NUM_GROUPS CASE...`; it prints differences as JSON, by case."""
+"""A script that every rank runs: `train_in_groups.py "NUM_GROUPS [SHARD]" CASE...`; it prints differences by case, as
+JSON."""
 
 from __future__ import annotations
 
@@ -348,16 +349,17 @@ CASES = {
 }
 
 
-def main(num_groups: int, names: list[str]) -> None:
+def main(num_groups: int, shard: str | None, names: list[str]) -> None:
     differences: dict[str, float] = {}
     digest = hashlib.sha256()
     for name in names:
         wanted = in_one_process(CASES[name], num_groups)
-        found = in_groups(CASES[name], num_groups)
+        found = in_groups(CASES[name], num_groups, shard)
         differences[name] = difference(found, wanted[farspan.data_rank()])
         digest.update(repr([item.tolist() if isinstance(item, Tensor) else item for item in found.values()]).encode())
     print(json.dumps({"differences": differences, "digest": digest.hexdigest()}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    num_groups, _, shard = sys.argv[1].partition(" ")
+    main(int(num_groups), shard or None, sys.argv[2:])

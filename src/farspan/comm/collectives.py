@@ -52,8 +52,8 @@ class Collectives(Protocol):
         """Begin to find each element's largest value over the ranks, in place."""
         ...
 
-    def broadcast(self, flat: torch.Tensor) -> Pending:
-        """Begin to give all ranks what rank 0 has, in place."""
+    def broadcast(self, flat: torch.Tensor, source: int = 0) -> Pending:
+        """Begin to give all ranks what rank `source` has, in place."""
         ...
 
     def abort(self) -> None:
@@ -108,9 +108,9 @@ class GlooCollectives:
     def maximum(self, flat: torch.Tensor) -> Pending:
         return self._reduce(flat, _MAX)
 
-    def broadcast(self, flat: torch.Tensor) -> Pending:
+    def broadcast(self, flat: torch.Tensor, source: int = 0) -> Pending:
         options = dist.BroadcastOptions()
-        options.rootRank = options.rootTensor = 0
+        options.rootRank, options.rootTensor = source, 0
         if self._deadline is not None:
             options.timeout = self._deadline
         return self._begin(lambda group: group.broadcast([flat], options))

@@ -26,6 +26,7 @@ from farspan.execute.reading.ahead import ParametersAhead
 from farspan.execute.reading.gradients import SharedGradients
 from farspan.graph import Meta, Value
 from farspan.plan import Team
+from farspan.record.parameters.away import real_of
 
 __all__ = ["ValueSlice", "SharedValues"]
 
@@ -181,7 +182,7 @@ class SharedValues:
 
     def _tensors(self, request: dict[str, Any]) -> list[torch.Tensor]:
         if "parameters" in request:
-            return [self.parameters[name].tensor for name in request["parameters"]]
+            return [real_of(self.parameters[name].tensor) for name in request["parameters"]]
         if "offered" in request:
             return [self.offered[request["offered"]]]
         if "kept" in request:

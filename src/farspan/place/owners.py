@@ -25,7 +25,16 @@ from farspan.record.team.team_tensor import SplitStage
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
 
-__all__ = ["Move", "ModelPlan", "can_go", "is_free_of_recorded", "moves", "place", "repartition"]
+__all__ = [
+    "Move",
+    "ModelPlan",
+    "can_go",
+    "is_free_of_recorded",
+    "moves",
+    "place",
+    "repartition",
+    "without_weak_references",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +100,7 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
     placed: dict[int, Placed] = {}
     if not all(map(plan.is_mine, set(plan.home) | set(plan.owner.values()))):
         cut_from_parameters(model)
-    with _without_weak_references(model):
+    with without_weak_references(model):
         for name, parameter in model.named_parameters():
             placed[id(parameter)] = _placed(prefix + name, parameter, plan, plan.owner[name], is_parameter=True)
             watch_parameter(parameter, recorder)
@@ -135,7 +144,7 @@ def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
 def can_go(model: nn.Module, items: Iterable[Placed]) -> bool:
     """Returns whether `items` of `model` can change places: nothing else refers to them, or to their memory, on this
     rank."""
-    with _without_weak_references(model):
+    with without_weak_references(model):
         return not any(
             has_other_users(item.tensor) or (item.is_owned and not has_memory_of_its_own(item.tensor)) for item in items
         )
@@ -164,7 +173,7 @@ def repartition(
         data: By name, what is needed here.
     """
     prefix = recorder.roots[id(model)]
-    with _without_weak_references(model):
+    with without_weak_references(model):
         for move in found:
             item = move.item
             if move.is_needed:
@@ -228,7 +237,7 @@ def _make_leaves(model: nn.Module, recorder: Recording, plan: ModelPlan, prefix:
 
 
 @contextlib.contextmanager
-def _without_weak_references(model: nn.Module) -> Iterator[None]:
+def without_weak_references(model: nn.Module) -> Iterator[None]:
     """Recurrent modules hold some to their weights, which would get in the way of the stubs."""
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for module in recurrent:

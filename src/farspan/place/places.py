@@ -8,7 +8,7 @@ from farspan.call.remat.repeated_blocks import repeated_blocks
 from farspan.execute.engine import Engine
 from farspan.execute.teams import team_at
 from farspan.place.mesh.tensor import split_stages
-from farspan.place.owners import ModelPlan, place
+from farspan.place.owners import ModelPlan, place, without_weak_references
 from farspan.place.repartition.migrate import place_elsewhere
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
@@ -38,6 +38,9 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     engine.add_parameters(placed)
     split_stages(engine, model, resolved.splits, layouts, prefix)
     engine.groups.share_weights(placed)
+    if engine.groups.shards is not None:
+        with without_weak_references(model):
+            engine.groups.shards.release(placed)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
 

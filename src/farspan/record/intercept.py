@@ -40,6 +40,7 @@ from farspan.record.memory.rebinding import set_memory
 from farspan.record.memory.transfer import check_assigned, transferring
 from farspan.record.ops.autograd_function import install_apply
 from farspan.record.ops.explicit_placement import calls_for_a_place
+from farspan.record.parameters.away import AwayParameter
 from farspan.record.parameters.copying import copy_module, copy_parameter, copy_plainly
 from farspan.record.parameters.gradient_property import install_gradient_property, recorder_of, watch_parameter
 from farspan.record.parameters.outside_tensors import GRADIENT_ACCESS, access_gradient
@@ -366,7 +367,7 @@ def install() -> None:
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Module.register_full_backward_hook = _opening_leaves(nn.Module.register_full_backward_hook)
     nn.Module.register_full_backward_pre_hook = _opening_leaves(nn.Module.register_full_backward_pre_hook)
-    for kind in (nn.Parameter, StubParameter):
+    for kind in (nn.Parameter, StubParameter, AwayParameter):
         kind.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
         kind.__setattr__ = set_on_parameter  # type: ignore[method-assign,assignment]
         install_gradient_property(kind)

@@ -75,8 +75,8 @@ class MpiCollectives:
     def maximum(self, flat: torch.Tensor) -> _Pending:
         return self._begin(lambda: self._reduce(flat, torch.maximum))
 
-    def broadcast(self, flat: torch.Tensor) -> _Pending:
-        return self._begin(lambda: self._broadcast(flat))
+    def broadcast(self, flat: torch.Tensor, source: int = 0) -> _Pending:
+        return self._begin(lambda: self._broadcast(flat, source))
 
     def abort(self) -> None:
         self._transport.abort()
@@ -126,16 +126,17 @@ class MpiCollectives:
             if each is not None:
                 each.wait(_NO_LIMIT_S)  # `abort` ends it; who waits for the sum has a deadline
 
-    def _broadcast(self, flat: torch.Tensor) -> None:
+    def _broadcast(self, flat: torch.Tensor, source: int) -> None:
         memory = flat.view(-1)
         if not len(memory):
             return
-        if self.rank == 0:
-            sends = [self._transport.send(memory, other, _TAG) for other in range(1, self.size)]
+        if self.rank == source:
+            others = [other for other in range(self.size) if other != source]
+            sends = [self._transport.send(memory, other, _TAG) for other in others]
             for each in sends:
                 each.wait(_NO_LIMIT_S)
         else:
-            self._transport.receive(memory, 0, _TAG).wait(_NO_LIMIT_S)
+            self._transport.receive(memory, source, _TAG).wait(_NO_LIMIT_S)
 
 
 def block_bounds(num_elements: int, element_bytes: int, num_ranks: int) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ from farspan.execute.data_axis.first_group import data_of_first, find_different,
 from farspan.execute.data_axis.gradient_buckets import Bucket, bucket_layout
 from farspan.execute.data_axis.window import Additions, Window, additions_of
 from farspan.execute.exchange import Exchange
+from farspan.execute.weights.replicas import writes_parameters
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from farspan.control.hub.divergence import Entry
     from farspan.execute.agreement.agreement import Agreement
     from farspan.execute.data_axis.recovery.operations import Operations
+    from farspan.execute.data_axis.one_group import Sharding
     from farspan.execute.running import Running
     from farspan.graph import Graph
     from farspan.program.program import Program
@@ -80,6 +82,12 @@ class Reduction:
         self.num_windows = 0
         self.is_averaging = False
         """True while a window ends."""
+        self.shards: Sharding | None = None
+        """What is sharded over the groups, if anything is."""
+        self._num_agreed = 0
+        self._agreed_of_window = 0
+        self._words = ""
+        """What this rank has agreed on last, or is about to."""
         self._touched: dict[str, None] = {}
         """Own parameters to whose gradients something has been added since then."""
         self._layout: tuple[bytes, list[Bucket]] | None = None
@@ -127,6 +135,8 @@ class Reduction:
 
     def share_weights(self, items: Sequence[Placed]) -> None:
         """Let what this rank has been given to hold be what the first group's rank has been given."""
+        if self.shards is not None:
+            self.shards.add(items)
         own = [item for item in items if item.is_owned]
         with self.engine.executing():
             different = find_different(own, self.peers, self.wait)
@@ -154,6 +164,9 @@ class Reduction:
             ends_window: Whether `end_window` is called next: what has been averaged by then need not be waited for.
         """
         engine, recorder = self.engine, self.engine.recorder
+        if self.shards is not None and writes_parameters(graphs):
+            self.begin_write("the program writes into parameters")
+            engine.executor.replicas.on_end = self.end_write
         has_backward = any(backward.requested is None for graph in graphs for backward in graph.backwards)
         self.is_due |= has_backward
         additions = additions_of(program, engine.parameters)
@@ -164,6 +177,16 @@ class Reduction:
         if ends_window and has_backward and is_whole and not writes_gradients:
             self._window = self._begin(additions)
             engine.executor.after_action = self._window.go_on
+
+    def begin_write(self, what: str) -> None:
+        """All groups are about to write into parameters, other than by a step."""
+        if self.shards is not None:
+            self.shards.begin_write(what)
+
+    def end_write(self) -> None:
+        """All groups have."""
+        if self.shards is not None:
+            self.shards.end_write()
 
     def touch(self, placed: Placed) -> None:
         """Something has been added to a gradient."""
@@ -199,7 +222,7 @@ class Reduction:
             written = [item for item in engine.parameters.values() if item.is_written and item.is_owned]
             buffers = [item for item in written if not item.is_parameter]
             if self.recovery is None:
-                self.everybody.wait_agreed(window.number, engine.deadline_s)
+                self.everybody.wait_agreed(self._agreed_of_window, engine.deadline_s)
                 window.end()
                 take_from_first(buffers, self.peers, self.wait)
             else:
@@ -216,11 +239,12 @@ class Reduction:
             additions: Of the step that is about to run.
         """
         number, self.num_windows = self.num_windows, self.num_windows + 1
-        self._where = format_where(find_where())
+        words = f"gradients are averaged over the groups, after {self.num_steps} steps of optimizers"
         if self.recovery is None:
-            self.everybody.start(number, self._digest())
+            self._agreed_of_window = self._start(words)
         else:
-            self.recovery.begin(self._digest())
+            self._where, self._words = format_where(find_where()), words
+            self.recovery.begin(key_of(words))
         return self._window_of(number, additions)
 
     def _window_of(self, number: int, additions: Additions) -> Window:
@@ -249,6 +273,8 @@ class Reduction:
     def _compare_weights(self) -> None:
         """The groups began with the same weights, and have stepped with the same gradients."""
         own = [item for item in self.engine.parameters.values() if item.is_trained and item.is_owned]
+        if self.shards is not None:
+            own = [item for item in own if not self.shards.is_divided_parameter(item)]
         different = self._together(lambda: find_different(own, self.peers, self.wait, sample_of))
         if different:
             raise DivergenceError(
@@ -258,6 +284,19 @@ class Reduction:
                 "or into an averaged gradient, or has stepped with other hyperparameters.",
                 hint="what depends on farspan.data_rank() may choose batches, and read; not change the model",
             )
+
+    def _start(self, words: str) -> int:
+        """Says to all ranks of all groups what this one begins; returns the number by which to wait for them."""
+        number, self._num_agreed = self._num_agreed, self._num_agreed + 1
+        self._where, self._words = format_where(find_where()), words
+        self.everybody.start(number, key_of(words))
+        return number
+
+    def agree(self, what: str) -> None:
+        """Returns when all ranks of all groups are about to do the same, for which they need each other."""
+        number = self._start(f"{what}, after {self.num_steps} steps of optimizers")
+        with self.engine.executing():
+            self.everybody.wait_agreed(number, self.engine.deadline_s)
 
     def mean(self, result: Any) -> Any:
         """Returns what a closure has returned, a number or a tensor of one element, averaged over the groups."""
@@ -336,16 +375,14 @@ class Reduction:
 
     # What all ranks of all groups must have alike.
 
-    def _digest(self) -> int:
-        return key_of(f"window after {self.num_steps} steps")
-
     def _history(self, step: int) -> list[Entry]:
-        words = f"gradients are averaged over the groups, after {self.num_steps} steps of optimizers, at {self._where}"
-        return [(self._digest(), words, _SAME_WINDOWS)]
+        return [(key_of(self._words), f"{self._words}, at {self._where}", _SAME_WINDOWS)]
 
     def abort(self) -> None:
         """Ends all averaging: this rank or another has failed."""
         self.peers.abort()
+        if self.shards is not None:
+            self.shards.abort()
 
     def close(self) -> None:
         """The program is over."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from farspan.execute.engine import Engine
     from farspan.execute.optimizers.step_view import StepView
 
-__all__ = ["OwnShares"]
+__all__ = ["OwnShares", "broadcast_numbers", "stand_in", "treats_each_parameter"]
 
 _OF_EACH_PARAMETER = frozenset(
     [
@@ -127,15 +127,11 @@ class OwnShares:
         is_share = _is_plain(optimizer) and not has_closure
         if not is_share or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left):
             del self._known[optimizer]
-            _broadcast_numbers(engine, optimizer)
+            broadcast_numbers(engine, optimizer)
             return None
         if not is_as_left:  # what the program has put in its place is every rank's
             _divide(engine, optimizer)
-        own = {id(item.tensor) for item in placed if item.is_owned}
-        groups = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in optimizer.param_groups]
-        share: Any = object.__new__(type(optimizer))
-        share.__dict__.update(vars(optimizer), param_groups=[group for group in groups if group["params"]])
-        return share
+        return stand_in(optimizer, {id(item.tensor) for item in placed if item.is_owned})
 
     @staticmethod
     def _is_like(
@@ -160,7 +156,20 @@ class OwnShares:
         """What it keeps has been loaded, of dictionaries that may hold the tensors of steps, which are not alike."""
         if type(optimizer) in _OF_EACH_PARAMETER and engine.num_ranks > 1:
             self._known.pop(optimizer, None)
-            _broadcast_numbers(engine, optimizer)
+            broadcast_numbers(engine, optimizer)
+
+
+def stand_in(optimizer: Optimizer, ids: Container[int]) -> Any:
+    """Returns an optimizer that steps, in its place, the parameters of these ids alone."""
+    groups = [{**group, "params": [p for p in group["params"] if id(p) in ids]} for group in optimizer.param_groups]
+    share: Any = object.__new__(type(optimizer))
+    share.__dict__.update(vars(optimizer), param_groups=[group for group in groups if group["params"]])
+    return share
+
+
+def treats_each_parameter(optimizer: Optimizer) -> bool:
+    """Returns whether it is one of torch's own that treat each parameter by itself."""
+    return type(optimizer) in _OF_EACH_PARAMETER and type(optimizer).step.__module__.startswith("torch.optim.")
 
 
 def _is_plain(optimizer: Optimizer) -> bool:
@@ -238,7 +247,7 @@ def _of_owner(engine: Engine, item: Placed, tensor: torch.Tensor) -> torch.Tenso
     return LazyTensor.make(Value(meta_of(tensor), item.stage), engine.recorder)
 
 
-def _broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
+def broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
     """Let every rank have what the owner of a parameter has of the numbers that are kept for it; all ranks call it."""
     small: list[tuple[torch.Tensor, int]] = []
 

@@ -6,7 +6,7 @@ import itertools
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +55,9 @@ class OptimizerStates:
         """What optimizers kept beside their state when their last step ended, by number and name of the place: the
         program may have changed its lists before a slower rank asks for what it saw in them.
         """
+        self.elsewhere: Callable[[Optimizer, int, str], Any] | None = None
+        """Where state is divided over groups: finds what another group keeps for a parameter of this rank, by
+        parameter; None where this rank has it."""
         self._next = itertools.count()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
@@ -98,7 +101,9 @@ class OptimizerStates:
             in_hook = self._in_hooks.get(name)
             states = {} if in_hook is None else raw_state(in_hook)
         elif number in self._states:
-            states = self._states[number].state
+            optimizer = self._optimizers.get(number)
+            states = None if optimizer is None or self.elsewhere is None else self.elsewhere(optimizer, number, name)
+            states = self._states[number].state if states is None else states
         else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
@@ -106,12 +111,16 @@ class OptimizerStates:
                 hint="keep the optimizer on every rank until its state has been read",
             )
         parameter = self.parameters[name].tensor
-        state = states.get(parameter)
+        return self.pack(states.get(parameter), parameter.device)
+
+    @staticmethod
+    def pack(state: Any, device: torch.device) -> Answer:
+        """Packs what an optimizer keeps for a parameter on `device`."""
         template, tensors = flatten(state)
         tensors = [tensor._value.data if type(tensor) is LazyTensor else tensor for tensor in tensors]
         header = {
             "structure": structure_to_json(template, [meta_of(tensor.detach().cpu()) for tensor in tensors]).decode(),
-            "is_beside": [tensor.device == parameter.device for tensor in tensors],
+            "is_beside": [tensor.device == device for tensor in tensors],
         }
         return header, tensors
 
@@ -121,6 +130,10 @@ class OptimizerStates:
         if shown is not None:
             return [shown[place] if place < len(shown) else None for place in places]
         optimizer: Any = self._optimizers.get(number)
+        if optimizer is not None and self.elsewhere is not None:
+            states = self.elsewhere(optimizer, number, name)
+            if states is not None:
+                optimizer = SimpleNamespace(state=states, param_groups=[])
         if optimizer is None:
             optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
         return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)

@@ -86,6 +86,10 @@ def _show(engine: Engine, optimizer: Optimizer) -> None:
     """The program may see what the optimizer keeps."""
     steps = engine.values.optimizers
     number = steps.number_of(optimizer)
+    shards = engine.groups.shards
+    if number is not None and shards is not None and shards.is_divided(optimizer):
+        shards.gather(optimizer)
+        steps.stepped.add(optimizer)
     if number is not None and optimizer in steps.stepped:
         steps.stepped.discard(optimizer)
         show_to_all(engine, optimizer, number)
@@ -117,9 +121,14 @@ def _state_dict(optimizer: Optimizer) -> Any:
         return _original_state_dict(optimizer)
     if engine.recorder.has_pending():
         engine.flush("optimizer.state_dict()")
-    _show(engine, optimizer)
+    shards = engine.groups.shards
+    is_divided = shards is not None and shards.is_divided(optimizer)
+    if not is_divided:
+        _show(engine, optimizer)
     own, is_held = raw_state(optimizer), optimizer in engine.values.optimizers.held
-    optimizer.state = _whole_state(engine, optimizer)
+    optimizer.state = (
+        shards.whole_state(optimizer) if shards is not None and is_divided else _whole_state(engine, optimizer)
+    )
     try:
         found = _original_state_dict(optimizer)
     finally:
@@ -152,6 +161,8 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
         _original_load(optimizer, state_dict)
         return
     engine.barrier("optimizer.load_state_dict()")  # nobody reads the old state any more
+    if engine.groups.shards is not None:
+        engine.groups.shards.begin_load(optimizer)
     given = dict(getattr(state_dict, "given", ()))
     if not given:
         given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
@@ -167,6 +178,8 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
     engine.values.optimizers.add(optimizer)
     engine.values.optimizers.stepped.add(optimizer)
     _shares(engine).has_loaded(engine, optimizer)
+    if engine.groups.shards is not None:
+        engine.groups.shards.has_loaded(optimizer, placed_in(optimizer, engine.recorder.placed))
     engine.parameters_changed()
 
 
@@ -199,7 +212,10 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     _begin(engine, optimizer)
     steps.depth = 1
     has_closure = _has_closure(args, kwargs)
-    share = _shares(engine).take(engine, optimizer, placed, is_as_left=is_as_left, has_closure=has_closure)
+    shards = engine.groups.shards
+    share = None if shards is None else shards.take(optimizer, placed)
+    if share is None:
+        share = _shares(engine).take(engine, optimizer, placed, is_as_left=is_as_left, has_closure=has_closure)
     if share is None:
         _enter(engine)
         return args, kwargs
@@ -295,7 +311,10 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_chang
             _run_recorded(engine, "the closure of optimizer.step()")
             result = engine.groups.mean(result)  # a line search must find the same in all groups
             engine.values.optimizers.depth = depth
-            _enter(engine)
+            if engine.groups.shards is not None and engine.groups.shards.is_stepping:
+                engine.recorder.enter_optimizer()
+            else:
+                _enter(engine)
             return result
 
         return recorded if callable(closure) else closure
@@ -316,11 +335,17 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if engine.recorder.step_view is not None and not _has_closure(args, kwargs):
                 _shares(engine).has_stepped(engine, optimizer, placed, steps.view)
             engine.recorder.leave_optimizer()
+            if engine.groups.shards is not None:
+                engine.groups.shards.end(placed)
             engine.parameters_changed()
             if not engine.recorder.hooks.are_running:
                 for act in tuple(engine.after_step):
                     act()
-            if engine.num_ranks > 1 and (optimizer in steps.held or keeps_beside_state(optimizer)):
+            shards = engine.groups.shards
+            if shards is not None and shards.is_divided(optimizer) and not shards.is_held(optimizer):
+                steps.held.discard(optimizer)
+            is_alone = engine.num_ranks == 1 and shards is None
+            if not is_alone and (optimizer in steps.held or keeps_beside_state(optimizer)):
                 _show(engine, optimizer)
 
 

@@ -10,7 +10,7 @@ gradients are there, the first slices are gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ from farspan.graph import Graph, Segment, SliceName, Value, whole_name
 from farspan.plan import Worker
 from farspan.program.program import Program
 
-__all__ = ["Replicas"]
+__all__ = ["Replicas", "writes_parameters"]
 
 
 class Replicas:
@@ -32,6 +32,8 @@ class Replicas:
         """The parameters that members have as they are now, on all ranks."""
         self.tensors: dict[tuple[str, str], torch.Tensor] = {}
         """This rank's own copies, by name and device."""
+        self.on_end: Callable[[], None] | None = None
+        """Called when the step that runs is over."""
         self._ends_window = False
         """Whether parameters are likely to change after the step that runs."""
         self._versions: dict[str, int] = {}
@@ -74,9 +76,12 @@ class Replicas:
             graphs: What it was.
             sent: What went to whom.
         """
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
         if not (self.known or sent):
             return
-        if self._ends_window or _writes_parameters(graphs):
+        if self._ends_window or writes_parameters(graphs):
             self.forget()
             return
         fixed = [entry for entry in sent if not self._owned_as(entry[0]).is_written]
@@ -105,7 +110,7 @@ class Replicas:
                 )
 
 
-def _writes_parameters(graphs: Sequence[Graph]) -> bool:
+def writes_parameters(graphs: Sequence[Graph]) -> bool:
     """Returns whether calls may have written into parameters."""
     for call in [call for graph in graphs for call in graph.calls]:
         arguments = call.arguments or ()

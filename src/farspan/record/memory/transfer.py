@@ -11,6 +11,7 @@ from torch import nn
 
 from farspan.call.pytree.template import map_tensors
 from farspan.record.memory.exchanged import become_plain
+from farspan.record.parameters.away import AwayParameter, real_of
 from farspan.record.recording import Recording
 from farspan.record.saving.parameters import reserved_for
 from farspan.record.tensor import LazyTensor
@@ -67,6 +68,8 @@ class Transfer:
         if type(tensor) is LazyTensor:
             return tensor.read()
         placed = self.recorder.placed.get(id(tensor))
+        if type(tensor) is AwayParameter:
+            return real_of(tensor).clone()
         if placed is None or placed.is_owned:
             return tensor
         if self.is_loading:  # may have been written since
@@ -100,6 +103,7 @@ def transferring(recorder: Recording, *, is_loading: bool, state: Any = None) ->
         recorder.copies.refresh(state)
         transfer.fetch_all(state)
         recorder.engine.barrier("load_state_dict")  # nobody reads the old values any more
+        recorder.engine.groups.begin_write("load_state_dict")
     outer = recorder.transfer
     if outer is None or is_loading:  # else the state of a module inside one whose state is made
         recorder.transfer = transfer
@@ -108,6 +112,7 @@ def transferring(recorder: Recording, *, is_loading: bool, state: Any = None) ->
     finally:
         recorder.transfer = outer
     if is_loading:
+        recorder.engine.groups.end_write()
         recorder.engine.parameters_changed()  # who reads a parameter from now on waits until its owner has loaded it
 
 

@@ -161,13 +161,17 @@ class Restorer:
                 words = f"{name} is {list(stored.shape)} there, and {list(tensor.shape)} in the program"
                 raise self._other_model(path, words, 1)
             item = self.placed.get(id(tensor))
-            if item is None or item.is_owned:
+            if item is None or (item.is_owned and not self._is_away(item)):
                 self.in_place.append((prefix + name, tensor))
         parts = dict(module.named_modules())
         for name, value in as_object(saved["extra_state"], path).items():
             if name in parts:
                 state = self.decode(value, path)
                 self.actions.append(lambda part=parts[name], state=state: part.set_extra_state(state))
+
+    def _is_away(self, item: Placed) -> bool:
+        shards = self.engine.groups.shards
+        return shards is not None and shards.is_away(item)
 
     def _other_model(self, path: str, words: str, count: int) -> CheckpointError:
         more = f" (and {count - 1} more like it)" if count > 1 else ""
@@ -257,6 +261,7 @@ class Restorer:
 
     def apply(self) -> None:
         """Read what is read in place, and do all that was planned."""
+        self.engine.groups.begin_write("farspan.load")
         with aside(self.engine):
             is_direct = [self._is_direct(name, tensor) for name, tensor in self.in_place]
             both = list(zip(self.in_place, is_direct, strict=True))
@@ -268,6 +273,7 @@ class Restorer:
             for (name, tensor), is_it in both:
                 if not is_it:
                     self._overwrite(name, tensor)
+        self.engine.groups.end_write()
         self.engine.parameters_changed()
         for act in self.actions:
             act()

@@ -39,6 +39,7 @@ class Collected:
         objects: What every rank has alike, as JSON.
         states: What optimizers keep for parameters of this rank, as JSON: by optimizer, by parameter.
         owned: Tensors that this rank alone has, of its group.
+        alone: Tensors that this rank alone has, of all groups.
         shared: Tensors that every rank has.
         loans: The states of optimizers that may be copied while the program goes on.
     """
@@ -46,6 +47,7 @@ class Collected:
     objects: dict[str, Any] = field(default_factory=dict)
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     owned: dict[str, torch.Tensor] = field(default_factory=dict)
+    alone: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: dict[str, torch.Tensor] = field(default_factory=dict)
     loans: list[Loan] = field(default_factory=list)
 
@@ -122,14 +124,16 @@ class _Collector:
         state = self.state(optimizer)
         groups: list[dict[str, Any]] = []
         own = self.found.states.setdefault(path, {})
+        shards = self.engine.groups.shards
         for number, group in enumerate(optimizer.param_groups):
             names: list[str] = []
             for index, parameter in enumerate(group["params"]):
                 name = self.names.get(id(parameter), f"group {number}/{index}")
                 names.append(name)
                 item = self.placed.get(id(parameter))
-                if parameter in state and (item is None or item.is_owned):
-                    put = self.share if item is None else self.own
+                is_here = None if item is None or shards is None else shards.is_saved_here(optimizer, item)
+                if parameter in state and is_here is not False and (item is None or item.is_owned):
+                    put = self.share if item is None else self.keep if is_here else self.own
                     own[name] = encode(_own_tensors(state[parameter]), f"{path}/{name}", put)
             settings = {key: value for key, value in group.items() if key != "params"}
             groups.append({"params": names, "settings": encode(settings, f"{path}/group {number}", self.share)})
@@ -152,16 +156,23 @@ class _Collector:
             touch(tensor)
             encode(tensor, name, self.share)
         elif item.is_owned:
-            encode(tensor, name, self.own)
+            shards = self.engine.groups.shards
+            if shards is None or not shards.is_divided_parameter(item):
+                encode(tensor, name, self.own)
+            elif not shards.is_away(item):
+                encode(tensor, name, self.keep)
 
     def own(self, name: str, tensor: torch.Tensor) -> None:
         self._add(self.found.owned, name, tensor)
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        self._add(self.found.alone, name, tensor)
 
     def share(self, name: str, tensor: torch.Tensor) -> None:
         self._add(self.found.shared, name, tensor)
 
     def _add(self, to: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
-        if name in self.found.owned or name in self.found.shared:
+        if any(name in known for known in (self.found.owned, self.found.alone, self.found.shared)):
             raise CheckpointError(f"two tensors would both be saved as {name}.", hint="other names for one of them")
         to[name] = tensor
 

@@ -200,7 +200,7 @@ def _agree(
         CheckpointError: A rank cannot save, or saves something else; raised on every rank, and nothing is left.
     """
     entries = _entries(found, request.path, request.step)
-    own = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.shared)}
+    own = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.alone | found.shared)}
     while True:
         part, draft = _begun(engine, refused, request)
         try:
@@ -279,7 +279,7 @@ def _differ(engine: Engine, entries: Sequence[str], first: int, rank: int) -> Ch
 def _own_part(engine: Engine, found: Collected, draft: Draft) -> tuple[Job, dict[str, dict[str, Any]]]:
     """Returns what this rank writes, and what it keeps for others to compare: one rank of all writes each tensor."""
     rank, groups = engine.agreement_of_all.side.rank, engine.groups
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = dict(found.alone)
     compared: dict[str, torch.Tensor] = {}
     if groups.number == 0:
         for number, (name, item) in enumerate(sorted(found.shared.items())):

@@ -1,0 +1,190 @@
+"""A step of an optimizer whose state is divided over the groups.
+
+    peers at one position   p0       p1       p2       p3
+    group 0                step     step      -        -         a stand-in for the optimizer has these alone
+    group 1                 -        -       step     step
+    then                    0 ->     0 ->    <- 1     <- 1       new values, from home to the others
+
+The gradients are the same in all groups, so what a home group makes of a parameter is what each would have made. It
+holds for optimizers that treat each parameter by itself; others keep their whole state in each group, and it is said.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.comm.tensor_bytes import raw_bytes
+from farspan.execute.optimizers.own_share import broadcast_numbers, stand_in, treats_each_parameter
+from farspan.execute.optimizers.shown import keeps_beside_state
+from farspan.torch_private import DisableTorchFunction, has_step_hooks, raw_grad
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.comm.collectives import Pending
+    from farspan.execute.data_axis.reduction import Reduction
+    from farspan.execute.engine import Engine
+    from farspan.execute.shards.homes import ShardHomes
+    from farspan.execute.shards.optimizer_states import DividedStates
+    from farspan.execute.shards.parameters import AwayParameters
+    from farspan.execute.shards.peer_pulls import PeerPulls
+
+__all__ = ["DividedSteps"]
+
+_BROADCAST_BYTES = 8 << 20
+"""What is sent at once, of parameters that are smaller."""
+
+
+class DividedSteps:
+    """The divided steps of one rank.
+
+    Args:
+        engine: This rank's.
+        groups: Its data axis.
+        homes: Which group steps what.
+        states: What optimizers keep.
+        peers: Counts the steps.
+        parameters: Those that are away, where parameters are sharded.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        groups: Reduction,
+        homes: ShardHomes,
+        states: DividedStates,
+        peers: PeerPulls,
+        parameters: AwayParameters | None,
+    ) -> None:
+        self._engine = engine
+        self._groups = groups
+        self._homes = homes
+        self._states = states
+        self._peers = peers
+        self._parameters = parameters
+        self._said: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._running: Optimizer | None = None
+        self._is_whole = False
+        """Whether each group steps all parameters, which are sharded."""
+
+    @property
+    def is_running(self) -> bool:
+        """Returns whether a step is divided that runs."""
+        return self._running is not None
+
+    def take(self, optimizer: Optimizer, placed: Sequence[Placed]) -> Any:
+        """Begins a step; all ranks of all groups call it.
+
+        Args:
+            optimizer: It is about to step.
+            placed: All its parameters.
+
+        Returns:
+            A stand-in with the parameters at home here alone; None where each group steps all of its own.
+        """
+        self._running, self._is_whole = None, False  # a step before may have raised what the program has caught
+        self._homes.add([item for item in placed if not self._homes.knows(item)])  # those of a copied model
+        reason = _why_whole(optimizer, placed)
+        self._groups.agree(f"a step of {type(optimizer).__name__} ({reason or 'sharded'})")
+        if reason:
+            self._gather(optimizer)
+            if self._parameters is not None:
+                self._parameters.begin_write(f"a step of {type(optimizer).__name__}")
+                self._is_whole = True
+            if optimizer not in self._said:
+                self._said.add(optimizer)
+                kind = type(optimizer).__name__
+                self._engine.console.warn(f"farspan: each group keeps the whole state of {kind}: {reason}.")
+            return None
+        self._states.divide(optimizer)
+        self._running = optimizer
+        return stand_in(optimizer, {id(item.tensor) for item in placed if self._homes.is_here(item)})
+
+    def end(self, placed: Sequence[Placed]) -> None:
+        """Ends a step: gives all groups the values that are new."""
+        optimizer, self._running = self._running, None
+        is_whole, self._is_whole = self._is_whole, False
+        if is_whole and self._parameters is not None:
+            self._parameters.end_write()
+        if optimizer is None:
+            return
+        own = [item for item in placed if item.is_owned and raw_grad(item.tensor) is not None]
+        if self._parameters is not None:
+            own = [item for item in own if not self._parameters.is_divided(item)]
+            self._parameters.changed()
+        with self._engine.executing(), torch.no_grad(), DisableTorchFunction():
+            self._broadcast(own)
+        self._peers.advance()
+
+    def begin_load(self, optimizer: Optimizer) -> None:
+        """All groups load its state; none asks for the old one any more."""
+        self._groups.agree(f"{type(optimizer).__name__}.load_state_dict()")
+
+    def has_loaded(self, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
+        """Its whole state has been loaded, in all groups."""
+        if not _why_whole(optimizer, placed):
+            self._states.divide(optimizer)
+        self._peers.advance()
+
+    def _gather(self, optimizer: Optimizer) -> None:
+        was_divided = self._states.is_divided(optimizer)
+        self._states.become_whole(optimizer)
+        if was_divided and self._engine.num_ranks > 1:
+            broadcast_numbers(self._engine, optimizer)
+
+    def _broadcast(self, items: Sequence[Placed]) -> None:
+        """Lets each parameter be what its home group has made of it."""
+        sent: list[tuple[list[Placed], torch.Tensor | None, Pending]] = []
+        for home, part in _parts_of(items, self._homes):
+            if len(part) == 1 and part[0].tensor.is_contiguous():
+                flat = None
+                work = self._groups.peers.broadcast(raw_bytes(part[0].tensor.detach()), home)
+            else:
+                flat = torch.cat([_flat_of(item) for item in part])
+                work = self._groups.peers.broadcast(raw_bytes(flat), home)
+            sent.append((part, flat, work))
+        for part, flat, work in sent:
+            self._groups.wait(work)
+            if flat is not None and not self._homes.is_here(part[0]):
+                for item, data in zip(part, flat.split([item.meta.numel for item in part]), strict=True):
+                    item.tensor.detach().copy_(data.view(item.meta.shape))
+            elif flat is None and not self._homes.is_here(part[0]):
+                torch.autograd.graph.increment_version(part[0].tensor)
+
+
+def _why_whole(optimizer: Optimizer, placed: Sequence[Placed]) -> str:
+    """Returns why a step is not divided; "" if it is."""
+    if not treats_each_parameter(optimizer):
+        return "farspan does not know whether it treats each parameter by itself, as torch's own do"
+    if len(placed) < sum([len(group["params"]) for group in optimizer.param_groups]):
+        return "it has parameters that are not of a distributed model"
+    if has_step_hooks(optimizer):
+        return "its steps have hooks, which may look at it"
+    if keeps_beside_state(optimizer):
+        return "its settings are tensors of one rank"
+    return ""
+
+
+def _flat_of(item: Placed) -> torch.Tensor:
+    return item.tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+
+
+def _parts_of(items: Sequence[Placed], homes: ShardHomes) -> list[tuple[int, list[Placed]]]:
+    """Returns what is sent together, each with its home: parameters of one type and device, in the model's order."""
+    parts: list[tuple[int, list[Placed]]] = []
+    open_parts: dict[tuple[int, torch.dtype, torch.device], tuple[list[Placed], int]] = {}
+    for item in items:
+        home = homes.group_of(item)
+        size = item.meta.numel * item.meta.dtype.itemsize
+        key = (home, item.tensor.dtype, item.tensor.device)
+        part, size_bytes = open_parts.get(key, ([], _BROADCAST_BYTES))
+        if size_bytes + size > _BROADCAST_BYTES:
+            part, size_bytes = [], 0
+            parts.append((home, part))
+        part.append(item)
+        open_parts[key] = (part, size_bytes + size)
+    return parts

@@ -1,0 +1,173 @@
+"""The parameters of one rank whose data other groups hold: got when an operation needs them, and kept as briefly.
+
+    home          a plain parameter, which its optimizer steps
+    elsewhere     an `AwayParameter`; of what has come the latest are kept, up to a limit
+
+Which one an operation needs is known when it runs. What follows it followed it before, too, as a rule: so the next ones
+of the same home come with it.
+
+Who writes into parameters, other than an optimizer's step, does so in all groups: there all get all data first, agree
+that they have, and write into them; then each home has the result, and the others drop theirs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.call.leaf import Placed
+from farspan.comm.pulls.answers import Answer
+from farspan.record.parameters.away import AwayParameter
+from farspan.record.saving.parameters import laid_out
+from farspan.torch_private import DisableTorchFunction
+
+if TYPE_CHECKING:
+    from farspan.execute.data_axis.reduction import Reduction
+    from farspan.execute.shards.homes import ShardHomes
+    from farspan.execute.shards.peer_pulls import PeerPulls
+
+__all__ = ["AwayParameters"]
+
+_SHARE = 8
+"""Of the bytes that are away, the part that may be here at a time."""
+
+
+class AwayParameters:
+    """What of one rank's parameters is away.
+
+    Args:
+        groups: The data axis of this rank.
+        homes: Which group holds what.
+        peers: Asks other groups.
+    """
+
+    def __init__(self, groups: Reduction, homes: ShardHomes, peers: PeerPulls) -> None:
+        self.may_write = False
+        self._groups = groups
+        self._homes = homes
+        self._peers = peers
+        self._items: dict[str, Placed] = {}
+        """Those that are away."""
+        self._held: dict[str, Placed] = {}
+        """Those whose data this rank holds for others."""
+        self._here: OrderedDict[str, torch.Tensor] = OrderedDict()
+        """Data that have come, those used last at the end."""
+        self._here_bytes = 0
+        self._most_bytes = 0
+        self._lock = threading.RLock()
+        self._order: list[str] = []
+        """The parameters in the order in which they are needed, since the last change."""
+        self._order_before: list[str] = []
+        self._place = 0
+        """Where in that order the operations are."""
+        peers.answer_with({"weights": self._weights})
+
+    def is_away(self, item: Placed) -> bool:
+        return item.name in self._items
+
+    def is_divided(self, item: Placed) -> bool:
+        """Returns whether one group alone holds it."""
+        return item.name in self._items or item.name in self._held
+
+    def release(self, items: Sequence[Placed]) -> None:
+        """Let those of `items` go that are not at home here: their values are those of all groups."""
+        for item in items:
+            if not (item.is_owned and item.is_parameter and _can_go(item)):
+                continue
+            if self._homes.is_here(item):
+                self._held[item.name] = item
+                continue
+            tensor, away = item.tensor, AwayParameter.make(item.name, self, item.meta)
+            away.requires_grad_(tensor.requires_grad)
+            away._is_param = True
+            torch.utils.swap_tensors(tensor, away)
+            vars(tensor).update(vars(away))  # what the program has written on the parameter
+            self._items[item.name] = item
+        sizes = [_size_of(item) for item in self._items.values()]
+        self._most_bytes = max([*(2 * size for size in sizes), sum(sizes) // _SHARE], default=0)
+
+    def fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Returns the data of parameters that are away."""
+        with self._lock, DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+            found = {name: self._fetched(name) for name in names}
+            while self._here_bytes > self._most_bytes and not self.may_write:
+                name, data = next(iter(self._here.items()))
+                if name in found:
+                    break
+                del self._here[name]
+                self._here_bytes -= data.numel() * data.element_size()
+            return found
+
+    def begin_write(self, what: str) -> None:
+        """All groups are about to write into parameters; all ranks of all groups call it."""
+        with self._lock:
+            self.may_write = True
+            self.fetch(list(self._items))
+        self._groups.agree(what)
+
+    def end_write(self) -> None:
+        """All has been written."""
+        self.changed()
+        self._peers.advance()
+
+    def changed(self) -> None:
+        """Parameters have other values: what is here is out of date."""
+        with self._lock:
+            self.may_write = False
+            self._here.clear()
+            self._here_bytes = 0
+            self._order_before, self._order, self._place = self._order, [], 0
+        for item in self._items.values():
+            torch.autograd.graph.increment_version(item.tensor)
+
+    def _fetched(self, name: str) -> torch.Tensor:
+        if not self._order or self._order[-1] != name:
+            self._order.append(name)
+        if name not in self._here:
+            items = self._with_those_to_come(self._items[name])
+            _, tensors = self._peers.ask(self._homes.rank_of(items[0]), "weights", [item.name for item in items])
+            for item, data in zip(items, tensors, strict=True):
+                self._here[item.name] = laid_out(item.meta, data.to(item.meta.device))
+                self._here_bytes += _size_of(item)
+        self._here.move_to_end(name)
+        return self._here[name]
+
+    def _with_those_to_come(self, item: Placed) -> list[Placed]:
+        """Returns a parameter, and others of its home that are likely to be needed next."""
+        items, size_bytes, home = [item], _size_of(item), self._homes.group_of(item)
+        if self.may_write:
+            return items
+        for place in [*range(self._place, len(self._order_before)), *range(self._place)]:
+            if self._order_before[place] == item.name:
+                self._place = place + 1
+                break
+        for name in self._order_before[self._place :]:
+            other = self._items[name]
+            size_bytes += _size_of(other)
+            if size_bytes > self._most_bytes // 2:
+                break
+            if name not in self._here and other not in items and self._homes.group_of(other) == home:
+                items.append(other)
+        return items
+
+    def _weights(self, names: list[str]) -> Answer:
+        return {}, [self._held[name].tensor.detach() for name in names]
+
+
+def _can_go(item: Placed) -> bool:
+    """Returns whether operations can get the data of a parameter: of ordinary memory and numbers."""
+    tensor = item.tensor
+    return (
+        tensor.layout is torch.strided
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and type(tensor) is torch.nn.Parameter
+        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+    )
+
+
+def _size_of(item: Placed) -> int:
+    return item.meta.numel * item.meta.dtype.itemsize
