@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from farspan.control.groups.group_channel import GroupChannel
     from farspan.control.hub.divergence import Entry
     from farspan.execute.agreement.agreement import Agreement
-    from farspan.execute.data_axis.recovery.operations import Operations
     from farspan.execute.data_axis.one_group import Sharding
+    from farspan.execute.data_axis.recovery.operations import Operations
     from farspan.execute.running import Running
     from farspan.graph import Graph
     from farspan.program.program import Program

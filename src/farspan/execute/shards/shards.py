@@ -120,7 +120,7 @@ def begin_sharding(engine: Engine, shard: str | None) -> None:
     elif shard is not None:
         if groups.recovery is not None:
             raise PlanError(
-                f'shard="{shard}" keeps what no other group has, and --keep-going goes on without a group that is lost.',
+                f'shard="{shard}" keeps what no other group has; --keep-going goes on without a lost group.',
                 why="what the lost group has held would be lost.",
                 hint="farspan run --max-restarts N, and farspan.save",
             )
