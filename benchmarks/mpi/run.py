@@ -230,9 +230,11 @@ def timed(num_ranks: int, words: dict[str, Any], num_turns: int) -> dict[str, An
     for job in jobs:
         job.open()
     seconds: dict[str, list[list[float]]] = {job.over: [] for job in jobs}
-    for _ in range(num_turns):
+    for turn in range(num_turns):
         for job in jobs:
             seconds[job.over].append(job.turn())
+        times = ", ".join(f"{name} {1e3 * statistics.median(turns[-1]):.1f} ms" for name, turns in seconds.items())
+        print(f"    turn {turn + 1}: {times}", flush=True)
     for job in jobs:
         job.close()
     times = {name: statistics.median(itertools.chain(*turns)) for name, turns in seconds.items()}
