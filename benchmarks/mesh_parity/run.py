@@ -38,7 +38,11 @@ from farspan.execute.process.world import current_engine  # noqa: E402
 BAR = 1e-6
 DROPOUT = 0.1
 """Of one group; others draw masks of their own, which one process does not have."""
-KEPT: Mapping[str, Mapping[str, Any]] = {"whole": {}}
+KEPT: Mapping[str, Mapping[str, Any]] = {
+    "whole": {},
+    "optimizer": {"shard": "optimizer"},
+    "parameters": {"shard": "parameters"},
+}
 """How parameters are kept in meshes: a column of the table each, with what `farspan.distribute` is given for it."""
 
 
@@ -77,16 +81,15 @@ def widths_of(num_ranks: int, num_groups: int) -> Iterator[Way]:
                 yield Way(f"{num_groups} x {row}" if num_groups > 1 else row, widths, sign, reduction)
 
 
-def meshes_of(num_ranks: int, num_groups: int) -> Iterator[Way]:
-    """All (stages, tensor) of the ranks of a group, times the ways to keep parameters."""
+def meshes_of(num_ranks: int, num_groups: int, kept: str) -> Iterator[Way]:
+    """All (stages, tensor) of the ranks of a group, with one way to keep parameters."""
     size = num_ranks // num_groups
     for num_stages in range(1, size + 1):
         if size % num_stages:
             continue
         tensor = size // num_stages
-        for kept, given in KEPT.items():
-            name = f"({num_groups}, {num_stages}, {tensor})"
-            yield Way(name, (tensor,) * num_stages, "&", "sum" if tensor > 1 else "exact", kept, given)
+        name = f"({num_groups}, {num_stages}, {tensor})"
+        yield Way(name, (tensor,) * num_stages, "&", "sum" if tensor > 1 else "exact", kept, KEPT[kept])
 
 
 def plan_of(way: Way) -> farspan.Plan:
@@ -118,8 +121,9 @@ def worker(args: Any) -> None:
     num_groups, size = args.groups, dist.get_world_size() // args.groups
     group, dropout = dist.get_rank() // size, DROPOUT if num_groups == 1 else 0.0
     rows: list[dict[str, Any]] = []
-    ways = meshes_of if args.part == "meshes" else widths_of
-    for way in ways(dist.get_world_size(), num_groups):
+    size_of_all = dist.get_world_size()
+    is_mesh = args.part == "meshes"
+    for way in meshes_of(size_of_all, num_groups, args.kept) if is_mesh else widths_of(size_of_all, num_groups):
         runs: list[Found] = []
         owned: list[str] = []
         for _ in range(2):
@@ -181,6 +185,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--part", choices=["widths", "meshes"], help="one of the two")
+    parser.add_argument("--kept", choices=list(KEPT), help="one way to keep parameters, of the groups of a mesh")
     parser.add_argument("--groups", type=int, default=1, help="of a worker")
     parser.add_argument("--ranks", type=int, nargs="+", help="how many; by default 2 3 4, and 4 6 in meshes")
     args = parser.parse_args()
@@ -193,8 +198,11 @@ def main() -> None:
             continue
         for num_ranks in (usual[:1] if part == "widths" else (2,)) if args.quick else args.ranks or usual:
             for num_groups in [number for number in range(1, num_ranks + 1) if num_ranks % number == 0]:
-                words = ["--part", part, "--groups", str(num_groups)]
-                found = run_ranks(__file__, num_ranks, words, timeout_s=1500)
+                found: list[dict[str, Any]] = []
+                for kept in KEPT if part == "meshes" and num_groups > 1 else ["whole"]:
+                    if args.kept in (None, kept):
+                        words = ["--part", part, "--groups", str(num_groups), "--kept", kept]
+                        found += run_ranks(__file__, num_ranks, words, timeout_s=1500)
                 show(found)
                 rows += found
     exact = [row for row in rows if row["reduction"] == "exact"]
