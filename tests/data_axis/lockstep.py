@@ -97,8 +97,11 @@ def _average(models: list[nn.Module]) -> None:
         there = [gradient for gradient in gradients if gradient is not None]
         if there:
             mean = torch.stack(there).sum(0) / len(models)
-            for item in items:
-                item.grad = mean.clone()
+            for item, gradient in zip(items, gradients, strict=True):
+                if gradient is None:
+                    item.grad = mean.clone()
+                else:
+                    gradient.copy_(mean)
     for items in zip(*(model.buffers() for model in models), strict=True):
         for item in items[1:]:
             item.copy_(items[0])
