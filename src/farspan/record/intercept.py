@@ -396,6 +396,5 @@ def _forget_module(module_id: int) -> None:
 def activate(recorder: Recording) -> None:
     """Begin to see this thread's torch functions: the function mode belongs to a thread."""
     if not is_mode_active(Intercept):
-        active.mode = Intercept(recorder)
-        active.mode.__enter__()
+        active.mode = Intercept(recorder).__enter__()
     active.recorder = recorder
