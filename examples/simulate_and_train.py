@@ -27,7 +27,7 @@ def simulate(comm: MPI.Intracomm, num_runs: int) -> tuple[np.ndarray, np.ndarray
     places = np.random.default_rng(0).integers(0, NUM_CELLS, (num_runs, 3))
     heat = np.zeros((num_runs, NUM_CELLS))
     np.put_along_axis(heat, places, 1.0, axis=1)
-    mine = np.zeros((num_runs, last - first + 2))  # and a cell of each neighbour
+    mine = np.zeros((num_runs, last - first + 2))  # and the last cell of the rank on each side
     mine[:, 1:-1] = heat[:, first:last]
     left, right = (other if 0 <= other < size else MPI.PROC_NULL for other in (rank - 1, rank + 1))
     border = np.zeros(num_runs)

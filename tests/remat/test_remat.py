@@ -288,13 +288,13 @@ def test_a_second_backward_later_has_what_the_first_one_had(remat: Any) -> None:
         return found
 
     for num_ranks in (1, 2):
-        assert_same(Counted, program, num_ranks, remat=remat)
+        assert_same(Parts, program, num_ranks, remat=remat)
 
 
-class TwoHeads(Counted):
+class TwoHeads(Parts):
     def __init__(self) -> None:
         super().__init__()
-        self.other = Counting("other")
+        self.other = Part()
 
     def forward(self, x: Tensor) -> Any:
         x = self.first(x)

@@ -17,7 +17,7 @@ NUM_STEPS = 4
 
 
 class Gate(torch.autograd.Function):
-    """Lets gradient through until it is told not to."""
+    """Lets gradient through, and raises in the backward once `is_closed` is set."""
 
     is_closed = False
 

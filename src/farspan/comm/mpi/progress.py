@@ -138,7 +138,7 @@ class Progress:
         """Held by the thread that looks."""
         self._posted: list[Posted] = []
         self._arriving: dict[int, deque[_Arriving]] = {}
-        """By source, in the order of sending."""
+        """The messages that are being received, by source and in the order in which they were sent."""
         self._boxes: dict[int, Box] = {}
         self._early: dict[int, list[tuple[int, bytearray]]] = {}
         """Messages whose box is not open yet, by tag."""

@@ -37,7 +37,7 @@ _SHARE = 8
 
 
 class AwayParameters:
-    """What of one rank's parameters is away.
+    """Gets and drops the data of those parameters of one rank that other groups hold.
 
     Args:
         groups: The data axis of this rank.
@@ -51,9 +51,9 @@ class AwayParameters:
         self._homes = homes
         self._peers = peers
         self._items: dict[str, Placed] = {}
-        """Those that are away."""
+        """The parameters whose data other groups hold, by name."""
         self._held: dict[str, Placed] = {}
-        """Those whose data this rank holds for others."""
+        """The parameters whose data this rank holds for other groups, by name."""
         self._here: OrderedDict[str, torch.Tensor] = OrderedDict()
         """Data that have come, those used last at the end."""
         self._here_bytes = 0

@@ -15,7 +15,7 @@ __all__ = ["Rules"]
 
 
 class Rules(Splits, Protocol):
-    """What a rule may use."""
+    """The recorder of split stages, as far as the rule of a single operation may use it."""
 
     recorder: Recording
     matrices: Matrices
