@@ -59,6 +59,7 @@ from farspan.torch_private.mode_stack import run_without_modes_of as run_without
 from farspan.torch_private.mode_stack import take_modes_of as take_modes_of
 from farspan.torch_private.mode_stack import without_any_mode as without_any_mode
 from farspan.torch_private.mode_stack import without_modes_of as without_modes_of
+from farspan.torch_private.mode_stack import without_overrides as without_overrides
 from farspan.torch_private.operations.data_access import NEW_PARAMETER as NEW_PARAMETER
 from farspan.torch_private.operations.data_access import PAST_OPERATIONS as PAST_OPERATIONS
 from farspan.torch_private.operations.data_access import WITHOUT_DATA as WITHOUT_DATA
@@ -202,4 +203,5 @@ __all__ = [
     "without_any_mode",
     "without_assumptions",
     "without_modes_of",
+    "without_overrides",
 ]

@@ -1,8 +1,9 @@
-"""Reads and changes this thread's stack of torch function modes."""
+"""Reads and changes this thread's stack of torch function modes; runs torch's own functions past overrides."""
 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "take_modes_of",
     "without_any_mode",
     "without_modes_of",
+    "without_overrides",
 ]
 
 no_dispatch = torch._C._DisableTorchDispatch
@@ -77,3 +79,17 @@ def run_without_modes_of(recorder: Any, function: Callable[..., Any], *args: Any
     """Call `function` without the modes that record for `recorder`."""
     with without_modes_of(recorder):
         return function(*args)
+
+
+def without_overrides(function: Any) -> Callable[..., Any] | None:
+    """Returns a function of torch's that runs its own Python for tensors of any class; None if it is not Python.
+
+    It does not ask whether a tensor's class takes the call as a whole; the functions that it calls do ask. Its globals
+    are as they are now, also where the program has replaced some.
+    """
+    if not isinstance(function, types.FunctionType):
+        return None
+    room = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    body = types.FunctionType(function.__code__, room, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body

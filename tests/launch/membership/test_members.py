@@ -47,13 +47,6 @@ def test_nothing_goes_on_before_all_have_said_where_they_belong() -> None:
     assert not members.lose(1, "was killed")[0] and "not divided into groups" in members.over
 
 
-def test_a_rank_can_refuse_because_what_it_holds_has_no_copy() -> None:
-    members = members_of(0, 1)
-    members.hear(1, {"is": "cannot", "why": "its optimizer state is on no other rank"})
-    goes_on, (over,) = members.lose(0, "was killed")
-    assert not goes_on and over.message["why"] == "rank 0 was killed, and its optimizer state is on no other rank"
-
-
 def test_ranks_that_wait_when_others_have_ended_well_are_over_too() -> None:
     members = members_of(0, 1, 2)
     members.lose(0, "was killed")

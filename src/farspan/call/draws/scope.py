@@ -103,7 +103,7 @@ class _Active(threading.local):
     recorder: Any = None
     """Records this thread's program."""
     mode: Any = None
-    """The function mode by which it sees them."""
+    """The function mode by which the recorder sees this thread's torch functions."""
     units: Any = None
     """The units of remat whose forwards are running: they follow the module calls."""
     num_own_draws = 0

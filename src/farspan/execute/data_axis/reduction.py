@@ -106,15 +106,6 @@ class Reduction:
         """Returns whether a collective that fails may be one with a group that is lost."""
         return self.recovery is not None
 
-    def refuse_losses(self, why: str) -> None:
-        """Let no group go on without another one: a part of the state is in one group alone.
-
-        Args:
-            why: As the end of a sentence: "rank 3 was killed, and ...".
-        """
-        if self.recovery is not None:
-            self.recovery.refuse(why)
-
     def take_agreement(self, agreement: Agreement) -> None:
         """Agree by this one from here on."""
         self.agreement = agreement

@@ -73,14 +73,6 @@ class Membership:
         """Says that the connection with a rank is lost: it is to be ended if it still runs."""
         self._lines.send({"is": "suspect", "of": rank})
 
-    def refuse(self, why: str) -> None:
-        """Says that what this rank holds has no copy in another group.
-
-        Args:
-            why: The end of a sentence that begins with what was lost, and "and".
-        """
-        self._lines.send({"is": "cannot", "why": why})
-
     def is_broken(self) -> bool:
         """Returns whether a rank of the world is known to be lost."""
         with self._condition:

@@ -1,7 +1,6 @@
 """Decides, as a pure state machine, which ranks go on after a loss: a message or an end comes in, messages go out.
 
     a rank says        member   group, num_groups     it has joined a group
-                       cannot   why                   what it holds has no copy in another group
                        ready    state                 it has stopped at a place from which a new world can go on
                        store    where                 as the first of a new world: its store is there
     the ranks hear     lost     ranks, why            these will not come back
@@ -10,7 +9,7 @@
                        over     why                   nothing can go on
 
 A group of which a rank is lost is lost as a whole. The run goes on as long as one group is whole, if every rank has
-said to which group it belongs, and none that it cannot.
+said to which group it belongs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Members:
         self.over = ""
         self._group_of: dict[int, int] = {}
         self._num_groups = 0
-        self._refusal = ""
         self._left: set[int] = set()
         """Ranks whose program has ended well."""
         self._ready: dict[int, Any] = {}
@@ -67,8 +65,6 @@ class Members:
         kind = message["is"]
         if kind == "member":
             self._group_of[rank], self._num_groups = int(message["group"]), int(message["num_groups"])
-        elif kind == "cannot":
-            self._refusal = self._refusal or str(message["why"])
         elif kind == "ready":
             if self.over:
                 return [Outgoing([rank], {"is": "over", "why": self.over})]
@@ -121,8 +117,6 @@ class Members:
             return "the programs of others are over"
         if len(self._group_of) < self.num_ranks:
             return "the ranks are not divided into groups (data_parallel)"
-        if self._refusal:
-            return self._refusal
         lost_group = self._group_of[rank]
         if all(self._group_of[other] == lost_group for other in self.staying):
             return "no other group is left"

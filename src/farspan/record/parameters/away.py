@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from farspan.errors import RecordError
+from farspan.graph import Meta
 from farspan.torch_private import DisableTorchFunction, disabled_torch_function, make_wrapper_subclass
 
 __all__ = ["AwayParameter", "Store", "real_of"]
@@ -47,7 +48,7 @@ class AwayParameter(torch.Tensor):
         return torch.nn.Parameter(data, requires_grad)
 
     @staticmethod
-    def make(name: str, store: Store, meta: Any, *, offset: int = 0, requires_grad: bool = False) -> AwayParameter:
+    def make(name: str, store: Store, meta: Meta, *, offset: int = 0, requires_grad: bool = False) -> AwayParameter:
         away: AwayParameter = make_wrapper_subclass(
             AwayParameter,
             meta.shape,
@@ -150,13 +151,8 @@ def _view_of(func: Any, args: Any, kwargs: Any) -> AwayParameter | None:
     like = func(memory.as_strided(size, stride, offset), *args[1:], **kwargs)
     if like.dtype != away.dtype or like.is_conj() or like.is_neg():
         return None
-    meta = _Meta(tuple(like.shape), like.stride(), away.dtype, away.device)
+    meta = Meta(tuple(like.shape), like.stride(), away.dtype, away.device, False)
     return AwayParameter.make(away._name, away._store, meta, offset=like.storage_offset())
-
-
-class _Meta:
-    def __init__(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.stride, self.dtype, self.device = shape, stride, dtype, device
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -130,14 +130,6 @@ class Recovery:
 
     # Losses.
 
-    def refuse(self, why: str) -> None:
-        """Let nothing go on after a loss, for what this rank holds has no copy in another group.
-
-        Args:
-            why: As the end of a sentence: "rank 3 was killed, and ...".
-        """
-        self._membership.refuse(why)
-
     def _hear(self, error: RemoteError) -> bool:
         """A rank is lost, says the channel of all, in its listener thread; returns whether this one may go on."""
         ranks = self._regroup.ranks
