@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmarks.programs.compare import differing_files, differing_lines, differing_objects, load_without_farspan
 from benchmarks.programs.programs import SCRIPTS, added_line, differences, names, run_program
+from tests.support.launcher import TIMEOUT_S
 
 
 def test_each_program_says_what_it_is_and_names_the_one_line_that_distributes_it() -> None:
@@ -88,6 +89,6 @@ def test_a_file_that_needs_farspan_cannot_be_loaded() -> None:
 
 @pytest.mark.parametrize("name", ["save_whole_model", pytest.param("wgan_clip", marks=pytest.mark.slow)])
 def test_the_same_program_over_two_processes(name: str, tmp_path: Path) -> None:
-    plain = run_program(name, None, tmp_path / "plain", timeout_s=60)
+    plain = run_program(name, None, tmp_path / "plain", timeout_s=TIMEOUT_S)
     assert not plain.error and plain.text.count("\n") >= 4
-    assert differences(plain, run_program(name, 2, tmp_path / "two", timeout_s=60)) == []
+    assert differences(plain, run_program(name, 2, tmp_path / "two", timeout_s=TIMEOUT_S)) == []

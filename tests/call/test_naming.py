@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.support.launcher import TIMEOUT_S
 
 PROGRAM = """
 import torch
@@ -27,7 +28,7 @@ def test_torch_is_not_the_users_behind_a_symbolic_link(tmp_path: Path) -> None:
     link.symlink_to(Path(torch.__file__).resolve().parents[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(link), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     torch_file, users_file = done.stdout.splitlines()
     assert torch_file.startswith(str(link))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.launcher import TIMEOUT_S
 
 from farspan.cli import main as main_module
 
@@ -31,7 +32,7 @@ def farspan(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=TIMEOUT_S,
             cwd=tmp_path,
             env=env,
         )

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from tests.support.launcher import TIMEOUT_S
 
 from farspan.cli.main import main
 
@@ -67,4 +68,4 @@ def test_planning_imports_no_torch(tmp_path) -> None:
         "import sys\nfrom farspan.cli.main import main\n"
         "main(['plan', '--graph', 'graph.json', '--cluster', 'cluster.toml'])\nassert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=TIMEOUT_S)

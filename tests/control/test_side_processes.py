@@ -14,7 +14,7 @@ from farspan.control.channel import SideChannel
 from farspan.control.tree import numbers
 from farspan.errors import RemoteError
 
-LONG_S = 30.0
+LONG_S = 100.0
 SOURCE = str(Path(side.__file__).parents[3])
 
 CLIENT = """

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 from benchmarks.loops.programs import LOOPS, added_line, compare, names, run_program
+from tests.support.launcher import TIMEOUT_S
 
 
 def test_each_program_names_the_one_line_that_distributes_it() -> None:
@@ -18,9 +19,9 @@ def test_each_program_names_the_one_line_that_distributes_it() -> None:
 
 @pytest.mark.parametrize("name", ["word_lstm"])
 def test_the_same_program_over_two_processes(name: str) -> None:
-    plain = run_program(name, None, timeout_s=60)
+    plain = run_program(name, None, timeout_s=TIMEOUT_S)
     assert len(plain.results[0]["numbers"]) > 5, plain.error
-    distributed = run_program(name, 2, timeout_s=60)
+    distributed = run_program(name, 2, timeout_s=TIMEOUT_S)
     assert len(distributed.results) == 2, distributed.error
     assert compare(plain, distributed, num_lines=len(plain.text.splitlines())) == ("bitwise", 0.0)
     next(iter(distributed.results[1]["weights"].values())).view(-1)[0] += 1e-3

@@ -18,7 +18,7 @@ STOPPED = [
 
 
 def run(how: str, num_ranks: int = 2) -> list[Finished]:
-    return run_processes(num_ranks, PROGRAM, [how], timeout_s=60.0, environment={"FARSPAN_DEADLINE": "40"})
+    return run_processes(num_ranks, PROGRAM, [how], environment={"FARSPAN_DEADLINE": "40"})
 
 
 def run_under(
@@ -26,7 +26,7 @@ def run_under(
 ) -> list[Finished]:
     """Three ranks, of which the last goes wrong."""
     variables = {"FARSPAN_DEADLINE": str(deadline_s), "FARSPAN_SAME_HOST": TRANSPORTS[transport]}
-    return run_processes(3, PROGRAM, [how, schedule], timeout_s=60.0, environment=variables, stops=stops)
+    return run_processes(3, PROGRAM, [how, schedule], environment=variables, stops=stops)
 
 
 def assert_all_say(finished: list[Finished], *words: str) -> None:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.launcher import TIMEOUT_S
 from tests.support.ranks import SOURCES
 
 __all__ = ["Outcome", "run_script"]
@@ -67,7 +68,7 @@ def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = No
         env={**environment, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

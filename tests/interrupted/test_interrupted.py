@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("loops.py")
     [(2, {"FARSPAN_SAME_HOST": "0"}), pytest.param(3, {"FARSPAN_MEASURE": "0"}, marks=pytest.mark.slow)],
 )
 def test_same_as_the_plain_loop(num_ranks: int, environment: dict[str, str]) -> None:
-    finished = run_processes(num_ranks, SCRIPT, environment=environment, timeout_s=120.0)
+    finished = run_processes(num_ranks, SCRIPT, environment=environment)
     assert [process.stderr for process in finished if process.code] == []
     for process in finished:
         assert json.loads(process.stdout.splitlines()[-1]) == {}
@@ -30,7 +30,7 @@ def test_same_as_the_plain_loop(num_ranks: int, environment: dict[str, str]) -> 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_what_a_module_has_done_before_it_raises_is_done(num_ranks: int) -> None:
-    finished = run_processes(num_ranks, SCRIPT.with_name("state.py"), timeout_s=120.0)
+    finished = run_processes(num_ranks, SCRIPT.with_name("state.py"))
     assert [process.stderr for process in finished if process.code] == []
     for process in finished:
         assert json.loads(process.stdout.splitlines()[-1]) == {}
@@ -125,7 +125,7 @@ for step in range(4):
 def test_uncaught_it_ends_all_ranks_with_one_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNCAUGHT.replace("PLAN", 'plan={"0": 0, "1": 0, "2": 1, "3": 1}'))
-    first, second = run_processes(2, script, timeout_s=60.0)
+    first, second = run_processes(2, script)
     assert (first.code, second.code) == (1, 1)
     what, why, hint = first.stderr.splitlines()[-3:]
     assert what == "RemoteError: rank 1 failed: ValueError: too large"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.launcher import TIMEOUT_S
 from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
 
 TRAINS = """
@@ -77,7 +78,7 @@ def test_torchrun_reports_the_rank_that_failed_and_its_error(tmp_path: Path) -> 
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode != 0
     cause = done.stderr[done.stderr.index("Root Cause") :]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.launcher import SOURCE
+from tests.support.launcher import SOURCE, TIMEOUT_S
 
 _SCRIPT = """
 import os, random, sys
@@ -56,7 +56,7 @@ def run(folder: Path, script: str, n: int) -> list[str]:
     command = [sys.executable, "-m", "farspan", "run", "-n", str(n), "--log-dir", str(folder / "logs"), str(path)]
     variables = {name: text for name, text in os.environ.items() if name != "PYTHONHASHSEED"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=variables | {"PYTHONPATH": str(SOURCE)}
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=variables | {"PYTHONPATH": str(SOURCE)}
     )
     assert done.returncode == 0, done.stderr
     texts = [done.stdout, *[(folder / "logs" / f"rank{rank}.log").read_text() for rank in range(1, n)]]

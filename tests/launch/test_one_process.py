@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.launcher import TIMEOUT_S
 from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
 
 HELPERS = """
@@ -74,7 +75,7 @@ def start(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess
         env={**os.environ, **outer, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

@@ -225,7 +225,7 @@ def test_a_hook_on_one_rank_from_the_beginning_where_the_whole_view_asks_the_oth
         return [_step(model, optimizer, number) for number in range(3)]
 
     models = [mlp() for _ in range(2)]
-    found = run_threads(2, lambda rank: program(rank, models[rank]), deadline_s=20.0)
+    found = run_threads(2, lambda rank: program(rank, models[rank]))
     assert found[0] == found[1] == program(1, mlp())
 
 

@@ -127,7 +127,7 @@ def run_processes(
     script: str | Path,
     arguments: Sequence[str] = (),
     *,
-    timeout_s: float = 90.0,
+    timeout_s: float = 200.0,
     environment: dict[str, str] | None = None,
     stops: int | None = None,
 ) -> list[Finished]:

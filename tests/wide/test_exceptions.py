@@ -107,6 +107,6 @@ def test_an_exception_of_a_member_is_raised_on_all_ranks(fails_in: str, gradient
 def test_a_member_that_ends_is_named(tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text(DIES)
-    first, second = run_processes(2, script, timeout_s=40.0, environment={"FARSPAN_DEADLINE": "20"})
+    first, second = run_processes(2, script, environment={"FARSPAN_DEADLINE": "20"})
     assert second.code == 7
     assert first.code == 1 and "rank 1" in first.stderr and first.stdout == ""

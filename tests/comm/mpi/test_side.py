@@ -18,7 +18,7 @@ from farspan.control.channel import SideChannel
 from farspan.control.groups.group_channel import GroupChannel
 from farspan.errors import DivergenceError, RemoteError
 
-LONG_S = 30.0
+LONG_S = 100.0
 
 
 def opened(progress: Progress, size: int) -> SideChannel:

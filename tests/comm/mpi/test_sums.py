@@ -13,7 +13,7 @@ from farspan.comm.collectives import Collectives, GlooCollectives
 from farspan.comm.mpi.sums import MpiCollectives
 from farspan.comm.transport import TransferError
 
-LONG_S = 30.0
+LONG_S = 100.0
 SIZES = (1, 2, 7, 1001, 65_537, 700_001)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
 

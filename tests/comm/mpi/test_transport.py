@@ -11,7 +11,7 @@ from tests.comm.mpi.ranks import transports
 from farspan.comm.transport import TransferError
 from farspan.errors import PlanError
 
-LONG_S, SHORT_S = 20.0, 0.05
+LONG_S, SHORT_S = 100.0, 0.05
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64)
 
 

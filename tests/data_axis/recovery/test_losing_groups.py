@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.data_axis.recovery import lose_a_group
-from tests.support.launcher import SOURCE
+from tests.support.launcher import SOURCE, TIMEOUT_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are tied to the launcher there")
 
@@ -27,7 +27,7 @@ def run(
         [*command, "--log-dir", f"{folder}/logs", *script],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=TIMEOUT_S,
         check=False,
         env=os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
     )

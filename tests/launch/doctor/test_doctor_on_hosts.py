@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.launch.joining.hosts import ADDRESSES, Hosts, are_possible, two_hosts
-from tests.support.launcher import SOURCE
+from tests.support.launcher import SOURCE, TIMEOUT_S
 
 from farspan.cluster import read_cluster
 
@@ -39,7 +39,7 @@ def doctor(hosts: Hosts, folder: Path, *options: str, before: str = "", others: 
     variables = {"PYTHONPATH": str(SOURCE), "FARSPAN_DEADLINE": "1"}
     environment = os.environ | variables
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60.0
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
     return done.returncode, done.stdout + done.stderr
 

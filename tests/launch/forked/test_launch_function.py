@@ -8,7 +8,7 @@ import sys
 from typing import ClassVar
 
 import pytest
-from tests.support.launcher import SOURCE
+from tests.support.launcher import SOURCE, TIMEOUT_S
 
 import farspan
 from farspan.errors import LaunchError
@@ -41,7 +41,7 @@ def session(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "2"} | variables
     environment.pop("FARSPAN_RECORD", None)
     command = [sys.executable, "-c", TRAINS + program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
 def test_a_function_of_a_session_runs_in_several_ranks_with_the_numbers_of_one() -> None:

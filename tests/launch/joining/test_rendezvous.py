@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.launcher import Job
+from tests.support.launcher import TIMEOUT_S, Job
 from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -73,7 +73,7 @@ def test_under_torchrun_a_rank_leaves_word_when_it_ends(tmp_path: Path, num_rank
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode != 0
     assert "RemoteError: rank 1 ended before it called farspan.distribute" in done.stderr

@@ -31,7 +31,7 @@ def test_the_second_program_is_told_on_every_rank(tmp_path: Path) -> None:
             farspan.save(tmp_path, model=model, step=1)
         return str(caught.value)
 
-    for text in run_threads(2, save, deadline_s=20.0):
+    for text in run_threads(2, save):
         assert f"another program is saving into {tmp_path}" in text
         assert f"process {os.getpid()} on " in text and "try" in text
     other.release()

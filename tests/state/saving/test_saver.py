@@ -71,7 +71,7 @@ def test_a_save_ends_whatever_goes_wrong_in_its_thread(tmp_path: Path, monkeypat
             saved.wait()
         return str(caught.value)
 
-    for text in run_threads(2, save, deadline_s=20.0):
+    for text in run_threads(2, save):
         assert "ValueError: a mistake of farspan's" in text
     assert [*tmp_path.iterdir()] == []
 
@@ -96,7 +96,7 @@ def test_a_rank_that_cannot_begin_fails_the_save_on_every_rank(tmp_path: Path) -
         saver_of(engine).arena = Arena()
         return str(caught.value), os.path.basename(farspan.save(tmp_path, model=model, step=2).wait())
 
-    for text, name in run_threads(2, save, deadline_s=20.0):
+    for text, name in run_threads(2, save):
         assert "rank 1: " in text and "MemoryError: no memory" in text
         assert name == "step-2"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-2"]
@@ -114,7 +114,7 @@ def test_what_one_rank_alone_cannot_save_is_raised_on_every_rank(tmp_path: Path)
             found.append(str(caught.value).splitlines()[0])
         return found
 
-    for refused, differs in run_threads(2, save, deadline_s=20.0):
+    for refused, differs in run_threads(2, save):
         assert "rank 1: extra/f cannot be saved" in refused
         assert "ranks 0 and 1 save different values for extra/number" in differs
     assert [*tmp_path.iterdir()] == []
