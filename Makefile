@@ -10,8 +10,8 @@ OLDEST_TORCH ?= 2.11.0
 NEWEST_TORCH ?= 2.15.0
 # more words for pip, such as `--extra-index-url URL` of a mirror that has the CPU build of torch
 PIP_ARGS ?=
-# tests at a time: many of them start two to four processes of their own
-NUM_WORKERS ?= 2
+# tests at a time, on two cores: many of them start processes of their own and wait for them
+NUM_WORKERS ?= 3
 PYTEST_ARGS ?=
 DEMO_STEPS_AGAIN ?= 5
 

@@ -241,7 +241,7 @@ class NobodySide:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.history = self.on_failure = self.failure = None
+        self.history = self.on_failure = self.failure = self.streams = None
         self.given: dict[str, bytes] = {}
 
     def serve(self, handler: Any) -> None: ...
