@@ -12,7 +12,9 @@ holds for optimizers that treat each parameter by itself; others keep their whol
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +39,23 @@ __all__ = ["DividedSteps"]
 
 _BROADCAST_BYTES = 8 << 20
 """What is sent at once, of parameters that are smaller."""
+_MOST_ON_THE_WAY = 2
+"""So many of these at a time: each has memory of its own."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """New values of some parameters, on their way to the other groups.
+
+    Attributes:
+        part: The parameters.
+        flat: Their data behind each other; nothing if it goes from and to the parameter's own memory.
+        work: The broadcast.
+    """
+
+    part: Sequence[Placed]
+    flat: torch.Tensor | None
+    work: Pending
 
 
 class DividedSteps:
@@ -138,22 +157,32 @@ class DividedSteps:
 
     def _broadcast(self, items: Sequence[Placed]) -> None:
         """Lets each parameter be what its home group has made of it."""
-        sent: list[tuple[list[Placed], torch.Tensor | None, Pending]] = []
+        sent: deque[_Sent] = deque()
         for home, part in _parts_of(items, self._homes):
-            if len(part) == 1 and part[0].tensor.is_contiguous():
-                flat = None
-                work = self._groups.peers.broadcast(raw_bytes(part[0].tensor.detach()), home)
-            else:
-                flat = torch.cat([_flat_of(item) for item in part])
-                work = self._groups.peers.broadcast(raw_bytes(flat), home)
-            sent.append((part, flat, work))
-        for part, flat, work in sent:
-            self._groups.wait(work)
-            if flat is not None and not self._homes.is_here(part[0]):
-                for item, data in zip(part, flat.split([item.meta.numel for item in part]), strict=True):
-                    item.tensor.detach().copy_(data.view(item.meta.shape))
-            elif flat is None and not self._homes.is_here(part[0]):
-                torch.autograd.graph.increment_version(part[0].tensor)
+            if len(sent) == _MOST_ON_THE_WAY:
+                self._finish(sent.popleft())
+            flat = None if len(part) == 1 and part[0].tensor.is_contiguous() else self._flat_of(part)
+            data = part[0].tensor.detach() if flat is None else flat
+            sent.append(_Sent(part, flat, self._groups.peers.broadcast(raw_bytes(data), home)))
+        while sent:
+            self._finish(sent.popleft())
+
+    def _flat_of(self, part: Sequence[Placed]) -> torch.Tensor:
+        """Returns memory for the data of several parameters, with those that are this group's."""
+        if self._homes.is_here(part[0]):
+            return torch.cat([_flat_of(item) for item in part])
+        tensor = part[0].tensor
+        return torch.empty(sum([item.meta.numel for item in part]), dtype=tensor.dtype, device=tensor.device)
+
+    def _finish(self, sent: _Sent) -> None:
+        self._groups.wait(sent.work)
+        if self._homes.is_here(sent.part[0]):
+            return
+        if sent.flat is None:
+            torch.autograd.graph.increment_version(sent.part[0].tensor)
+            return
+        for item, data in zip(sent.part, sent.flat.split([item.meta.numel for item in sent.part]), strict=True):
+            item.tensor.detach().copy_(data.view(item.meta.shape))
 
 
 def _why_whole(optimizer: Optimizer, placed: Sequence[Placed]) -> str:
