@@ -4,6 +4,8 @@ speed      two processes train Llama's blocks, each on a batch of its own: `data
            and FSDP2's `fully_shard`, in turns, in one launch.
 memory     each way alone, with hardly any activations: what parameters, gradients and AdamW's state take on a rank
            between two steps (bytes of all living tensors), and the most a step takes (resident memory).
+link       two hosts with a wire of limited rate, layers that sleep, frozen weights that come over the wire: a step with
+           `shard="parameters"` and one without.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
+from benchmarks.schedule_efficiency.devices import Pace, Sleeper  # noqa: E402
+from benchmarks.slow_links.hosts import hosts, why_not  # noqa: E402
+from benchmarks.slow_links.run import PAYLOAD, environment_of  # noqa: E402
 from benchmarks.tensor_axis.llama import HEAD_SIZE, Blocks, sharded  # noqa: E402
 from benchmarks.tensor_axis.run import batch_of, living_bytes, resident  # noqa: E402
 from benchmarks.vs_torch_pipelining.run import untouched_torch  # noqa: E402
@@ -41,6 +46,10 @@ NUM_BLOCKS = {256: 4, 512: 2}
 """By width."""
 BATCH, LENGTH = 8, 128
 MEMORY_WIDTH, MEMORY_BLOCKS = 512, 12
+LINK_BAR = 1.1
+SHARES = (0.25, 0.5, 1.0)
+"""Of the forward of a step, that the weights which another group holds take on the wire."""
+NUM_LAYERS, LAYER_S, LAYER_MIB = 8, 0.05, 1.0
 
 
 class Trained:
@@ -127,9 +136,55 @@ def memory_worker(args: argparse.Namespace) -> None:
         dist.barrier()
 
 
+class Weighty(Sleeper):
+    """A sleeping layer with a frozen weight that is large, and takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__(Pace(forward=LAYER_S, input=LAYER_S, weight=LAYER_S))
+        self.load = nn.Parameter(torch.zeros(int(LAYER_MIB * (1 << 18))), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.load[: x.shape[-1]])
+
+
+def link_worker(args: argparse.Namespace) -> None:
+    """One rank of two hosts: steps of two models in turns, of which one is sharded."""
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    shard = None if args.way == "groups" else args.way
+    model = farspan.distribute(nn.Sequential(*[Weighty() for _ in range(NUM_LAYERS)]), data_parallel=2, shard=shard)
+    optimizer = torch.optim.SGD([item for item in model.parameters() if item.requires_grad], lr=1e-3)
+    times: list[float] = []
+    for turn in range(args.warm_up + args.turns):
+        x = torch.randn(4, 16) + rank
+        with untouched_torch():
+            dist.barrier()
+        began = time.perf_counter()
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if turn >= args.warm_up:
+            times.append(time.perf_counter() - began)
+    everyone: list[Any] = [None, None]
+    with untouched_torch():
+        dist.all_gather_object(everyone, times)
+        if rank == 0:
+            step_s = median([max(pair) for pair in zip(*everyone, strict=True)])
+            Path(args.worker).write_text(json.dumps({"part": "link", "way": args.way, "step_s": step_s}))
+        dist.barrier()
+
+
+def measure_link(share: float, way: str, turns: int) -> dict[str, Any]:
+    gathered_bytes = NUM_LAYERS / 2 * LAYER_MIB * (1 << 20)
+    rate = gathered_bytes / PAYLOAD / (share * NUM_LAYERS * LAYER_S)
+    with hosts(2, bytes_per_s=rate) as made:
+        words = ["--part", "link", "--way", way, "--turns", str(turns), "--warm-up", "3"]
+        return run_ranks(__file__, 2, words, timeout_s=300, **environment_of(made)) | {"share": share}
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--part", choices=("speed", "memory"), help="that one only")
+    parser.add_argument("--part", choices=("speed", "memory", "link"), help="that one only")
     parser.add_argument("--turns", type=int, help="of each way; by default 24, 6 with --quick")
     parser.add_argument("--warm-up", type=int, default=4, help="turns before those that count")
     parser.add_argument("--width", type=int, help="that one only")
@@ -139,7 +194,7 @@ def main() -> None:
     if args.worker:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-        (speed_worker if args.part == "speed" else memory_worker)(args)
+        {"speed": speed_worker, "memory": memory_worker, "link": link_worker}[args.part](args)
         return
     rows: list[dict[str, Any]] = []
     figures: list[str] = []
@@ -178,6 +233,21 @@ def main() -> None:
             if way in ("optimizer", "parameters"):
                 figures.append(f"{way} holds {row['held']:.3f} of what is promised (bar {MEMORY_BAR:.2f})")
                 holds &= row["held"] <= MEMORY_BAR
+    if args.part in (None, "link") and (reason := why_not()):
+        print(f"link    not measured: {reason}")
+    elif args.part in (None, "link"):
+        for share in SHARES:
+            plain, row = (measure_link(share, way, 3 if args.quick else 10) for way in ("groups", "parameters"))
+            row["ratio"] = row["step_s"] / plain["step_s"]
+            rows += [plain, row]
+            print(
+                f"link    gathering / forward {share:.2f}  step {row['step_s']:.3f} s, nothing sharded "
+                f"{plain['step_s']:.3f} s  ratio {row['ratio']:.3f}",
+                flush=True,
+            )
+            if share < 1:
+                figures.append(f"gathering / forward {share}: {row['ratio']:.3f} of a step (bar {LINK_BAR})")
+                holds &= row["ratio"] <= LINK_BAR
     finish(args, rows=rows, figure=", ".join(figures), holds=holds)
 
 

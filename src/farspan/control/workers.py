@@ -28,11 +28,11 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._stopped = False
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Runs `job`, which must not raise, in a thread of its own."""
+    def submit(self, job: Callable[[], None]) -> bool:
+        """Runs `job`, which must not raise, in a thread of its own; returns whether it will run: not after `stop`."""
         with self._lock:
             if self._stopped:
-                return
+                return False
             if self._num_idle:
                 self._num_idle -= 1
             else:
@@ -40,6 +40,7 @@ class Workers:
                 self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
                 self._threads[-1].start()
             self._jobs.put(job)
+            return True
 
     def stop(self, deadline_s: float) -> None:
         """Idle threads end now, busy ones after their job: one that is still in torch when the interpreter ends, aborts

@@ -34,6 +34,32 @@ def test_all_ranks_ask_each_other_again_and_again(ranks):
     assert each(channels, act) == [None] * 3
 
 
+def test_what_is_asked_for_in_a_thread_comes_while_the_program_goes_on(ranks):
+    may_answer = threading.Event()
+
+    def answer(rank, request):
+        assert may_answer.wait(LONG_S)
+        return of_rank(rank, request)
+
+    channels, pulls = ranks(2, answer)
+    coming = [pulls[0].begin(1, {"turn": turn}) for turn in range(3)]
+    assert channels[0].waits.current is None  # nobody waits yet
+    may_answer.set()
+    assert [each.wait()[0]["turn"] for each in coming] == [0, 1, 2]
+
+
+def test_who_waits_for_what_was_asked_in_a_thread_is_told_why_it_does_not_come(ranks):
+    def answer(rank, request):
+        raise KeyError("nothing of that name")
+
+    _, pulls = ranks(2, answer)
+    with pytest.raises(RemoteError, match="nothing of that name"):
+        pulls[0].begin(1, {}).wait()
+    pulls[0].close()
+    with pytest.raises(FarspanError, match="aborted"):
+        pulls[0].begin(1, {}).wait()
+
+
 def test_a_large_answer_does_not_pass_the_hub_and_steps_go_on(ranks, monkeypatch):
     hub_bytes = count_hub_bytes(monkeypatch)
     data = torch.arange(64 * MIB, dtype=torch.uint8)

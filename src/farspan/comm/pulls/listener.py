@@ -103,7 +103,10 @@ class StreamListener(Answering):
     def __init__(self, side: SideChannel, handler: Handler) -> None:
         super().__init__(side, handler)
         assert side.streams is not None
-        side.streams.serve(lambda rank, stream: self._workers.submit(lambda: self._serve(rank, stream)))
+        side.streams.serve(self._accept)
+
+    def _accept(self, rank: int, stream: Any) -> None:
+        self._workers.submit(lambda: self._serve(rank, stream))
 
     def _serve(self, rank: int, stream: Any) -> None:
         try:

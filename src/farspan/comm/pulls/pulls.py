@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,9 +16,10 @@ from farspan.control.channel import SideChannel
 from farspan.control.hub.joining import Client, join
 from farspan.control.text import answer_error, clip_head
 from farspan.control.wire import FrameReader, Header, ProtocolError
+from farspan.control.workers import Workers
 from farspan.errors import DeadlineError, LaunchError, RemoteError
 
-__all__ = ["Pulls"]
+__all__ = ["Pulling", "Pulls"]
 
 _CAUSE_S = 5.0
 """How long a broken connection waits for the news of why it broke."""
@@ -29,6 +32,32 @@ _Connection = tuple[Any, FrameReader]
 """A socket or a stream, and its reader."""
 _Received = tuple[Header, list[torch.Tensor]]
 """The head of an answer, and its tensors."""
+
+
+class Pulling:
+    """What is pulled in a thread, while the program goes on.
+
+    Args:
+        pulls: This rank's end.
+        rank: That is asked.
+        request: The question.
+    """
+
+    def __init__(self, pulls: Pulls, rank: int, request: dict[str, Any]) -> None:
+        self._pulls, self._rank, self._request = pulls, rank, request
+        self._answer: Future[_Received] = Future()
+
+    def run(self) -> None:
+        """Asks, and keeps the answer or the error for whoever waits for it."""
+        try:
+            self._answer.set_result(self._pulls.asked(self._rank, self._request))
+        except BaseException as error:
+            self._answer.set_exception(error)
+
+    def wait(self) -> _Received:
+        """Returns what `pull` returns; raises what it raises."""
+        with self._pulls.waiting_for(self._rank, self._request):
+            return self._answer.result()  # who asks has a deadline
 
 
 class Pulls:
@@ -53,6 +82,7 @@ class Pulls:
         self._idle: dict[int, _Connection] = {}
         """For each owner the connection that no read is using now."""
         self._is_over = False
+        self._workers = Workers(f"farspan-pulls-{side.rank}-ahead")
         side.on_close = self.close
 
     def listen(self) -> dict[str, Any]:
@@ -76,20 +106,35 @@ class Pulls:
             LaunchError: It cannot be reached.
         """
 
-        def to_do() -> str:
-            return f"to answer {clip_head(json.dumps(request), 120)}"
+        with self.waiting_for(rank, request):
+            return self.asked(rank, request, memory)
 
+    def begin(self, rank: int, request: dict[str, Any]) -> Pulling:
+        """Pulls in a thread; the program waits for it when it needs the answer."""
+        self._find(rank)  # here, for that is a wait of the program
+        pulling = Pulling(self, rank, request)
+        if not self._workers.submit(pulling.run):
+            pulling.run()  # this rank has ended, and the answer says so
+        return pulling
+
+    def waiting_for(self, rank: int, request: dict[str, Any]) -> AbstractContextManager[None]:
+        """Notes that the program waits for an answer, while the `with` block runs."""
+        return self._side.waits.until(lambda: _to_do(request), {"rank": rank})
+
+    def asked(
+        self, rank: int, request: dict[str, Any], memory: torch.Tensor | None = None
+    ) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """As `pull`, where it is noted elsewhere that somebody waits."""
         self._side.check(rank, 0)
-        with self._side.waits.until(to_do, {"rank": rank}):
-            try:
-                head, tensors = self._ask(rank, request, memory)
-            except (TimeoutError, DeadlineError):
-                late = self._side.late.describe(self._deadline_s, to_do(), {"rank": rank})
-                self._side.check(rank, 0)
-                raise late from None
-            except (EOFError, OSError, ProtocolError, LaunchError) as error:
-                self._side.check(rank, _CAUSE_S)
-                raise error if isinstance(error, LaunchError) else _broken(rank, error) from None
+        try:
+            head, tensors = self._ask(rank, request, memory)
+        except (TimeoutError, DeadlineError):
+            late = self._side.late.describe(self._deadline_s, _to_do(request), {"rank": rank})
+            self._side.check(rank, 0)
+            raise late from None
+        except (EOFError, OSError, ProtocolError, LaunchError) as error:
+            self._side.check(rank, _CAUSE_S)
+            raise error if isinstance(error, LaunchError) else _broken(rank, error) from None
         if "error" in head:
             raise answer_error(rank, head["error"])
         return head["body"], tensors
@@ -109,6 +154,7 @@ class Pulls:
         self.abort()
         if self._answering is not None:
             self._answering.stop(_ENDING_S)
+        self._workers.stop(_ENDING_S)
         with self._lock:
             idle, self._idle = list(self._idle.values()), {}
         for sock, _ in idle:
@@ -127,9 +173,7 @@ class Pulls:
     def _connect(self, rank: int) -> _Connection:
         if self._side.streams is not None:
             return self._register(self._side.streams.connect(rank)), FrameReader()
-        if rank not in self._addresses:
-            host, port = self._side.request(rank, {"listen": True}, self._deadline_s)["address"]
-            self._addresses[rank] = str(host), int(port)
+        self._find(rank)
         side = self._side
         client = Client(side.rank, side.world_size, side.secret, rank, service_of(rank))
         opened: list[Any] = []
@@ -141,6 +185,12 @@ class Pulls:
             for sock in opened:
                 self._drop(sock)
             raise
+
+    def _find(self, rank: int) -> None:
+        """Learns where a rank listens, where there are no streams."""
+        if self._side.streams is None and rank not in self._addresses:
+            host, port = self._side.request(rank, {"listen": True}, self._deadline_s)["address"]
+            self._addresses[rank] = str(host), int(port)
 
     def _register(self, sock: Any) -> Any:
         with self._lock:
@@ -177,6 +227,10 @@ class Pulls:
         with self._lock:
             self._sockets.discard(sock)
         sock.close()
+
+
+def _to_do(request: dict[str, Any]) -> str:
+    return f"to answer {clip_head(json.dumps(request), 120)}"
 
 
 def _broken(rank: int, error: BaseException) -> RemoteError:

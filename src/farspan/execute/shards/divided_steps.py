@@ -108,7 +108,7 @@ class DividedSteps:
         self._running, self._is_whole = None, False  # a step before may have raised what the program has caught
         self._homes.add([item for item in placed if not self._homes.knows(item)])  # those of a copied model
         reason = _why_whole(optimizer, placed)
-        self._groups.agree(f"a step of {type(optimizer).__name__} ({reason or 'sharded'})")
+        self._agree(f"a step of {type(optimizer).__name__} ({reason or 'sharded'})")
         if reason:
             self._gather(optimizer)
             if self._parameters is not None:
@@ -141,13 +141,19 @@ class DividedSteps:
 
     def begin_load(self, optimizer: Optimizer) -> None:
         """All groups load its state; none asks for the old one any more."""
-        self._groups.agree(f"{type(optimizer).__name__}.load_state_dict()")
+        self._agree(f"{type(optimizer).__name__}.load_state_dict()")
 
     def has_loaded(self, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
         """Its whole state has been loaded, in all groups."""
         if not _why_whole(optimizer, placed):
             self._states.divide(optimizer)
         self._peers.advance()
+
+    def _agree(self, what: str) -> None:
+        """All groups are about to change what is held: none asks for what it was any more."""
+        if self._parameters is not None:
+            self._parameters.settle()
+        self._groups.agree(what)
 
     def _gather(self, optimizer: Optimizer) -> None:
         was_divided = self._states.is_divided(optimizer)

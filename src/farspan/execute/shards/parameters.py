@@ -4,7 +4,10 @@
     elsewhere     an `AwayParameter`; of what has come the latest are kept, up to a limit
 
 Which one an operation needs is known when it runs. What follows it followed it before, too, as a rule: so the next ones
-of the same home come with it.
+of the same home come with it, and those behind them in a thread, while operations run.
+
+    operations      w0  w1 | w2  w3 | w4  w5
+    asked for       w0  w1,  w2  w3: when w1 has come
 
 Who writes into parameters, other than an optimizer's step, does so in all groups: there all get all data first, agree
 that they have, and write into them; then each home has the result, and the others drop theirs.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +30,7 @@ from farspan.record.saving.parameters import laid_out
 from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
+    from farspan.comm.pulls.pulls import Pulling
     from farspan.execute.data_axis.reduction import Reduction
     from farspan.execute.shards.homes import ShardHomes
     from farspan.execute.shards.peer_pulls import PeerPulls
@@ -34,6 +39,23 @@ __all__ = ["AwayParameters"]
 
 _SHARE = 8
 """Of the bytes that are away, the part that may be here at a time."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Parameters of one home that are asked for together.
+
+    Attributes:
+        items: The parameters.
+        names: Of them.
+        num_bytes: Of their data.
+        pulling: The question.
+    """
+
+    items: Sequence[Placed]
+    names: frozenset[str]
+    num_bytes: int
+    pulling: Pulling
 
 
 class AwayParameters:
@@ -64,6 +86,10 @@ class AwayParameters:
         self._order_before: list[str] = []
         self._place = 0
         """Where in that order the operations are."""
+        self._ahead: _Batch | None = None
+        """What comes before anything needs it."""
+        self._settled_at: int | None = None
+        """The count of steps and writes up to which nothing is asked for in advance."""
         peers.answer_with({"weights": self._weights})
 
     def is_away(self, item: Placed) -> bool:
@@ -94,7 +120,8 @@ class AwayParameters:
         """Returns the data of parameters that are away."""
         with self._lock, DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
             found = {name: self._fetched(name) for name in names}
-            while self._here_bytes > self._most_bytes and not self.may_write:
+            coming_bytes = 0 if self._ahead is None else self._ahead.num_bytes
+            while self._here_bytes + coming_bytes > self._most_bytes and not self.may_write:
                 name, data = next(iter(self._here.items()))
                 if name in found:
                     break
@@ -104,10 +131,18 @@ class AwayParameters:
 
     def begin_write(self, what: str) -> None:
         """All groups are about to write into parameters; all ranks of all groups call it."""
+        self.settle()
         with self._lock:
             self.may_write = True
             self.fetch(list(self._items))
         self._groups.agree(what)
+
+    def settle(self) -> None:
+        """All groups are about to go on to the next count of steps and writes: what has been asked for comes first."""
+        with self._lock:
+            self._settled_at = self._peers.clock
+            if self._ahead is not None:
+                self._take(self._ahead)
 
     def end_write(self) -> None:
         """All has been written."""
@@ -127,30 +162,53 @@ class AwayParameters:
     def _fetched(self, name: str) -> torch.Tensor:
         if not self._order or self._order[-1] != name:
             self._order.append(name)
+            self._find_place(name)
+        if name not in self._here and self._ahead is not None and name in self._ahead.names:
+            self._take(self._ahead)
         if name not in self._here:
-            items = self._with_those_to_come(self._items[name])
-            _, tensors = self._peers.ask(self._homes.rank_of(items[0]), "weights", [item.name for item in items])
-            for item, data in zip(items, tensors, strict=True):
-                self._here[item.name] = laid_out(item.meta, data.to(item.meta.device))
-                self._here_bytes += _size_of(item)
+            self._take(self._begin(self._with_those_to_come(self._items[name], self._place)))
+        if self._ahead is None and self._peers.clock != self._settled_at:
+            for place in range(self._place, len(self._order_before)):
+                if self._order_before[place] not in self._here:
+                    coming = self._with_those_to_come(self._items[self._order_before[place]], place + 1)
+                    self._ahead = self._begin(coming)
+                    break
         self._here.move_to_end(name)
         return self._here[name]
 
-    def _with_those_to_come(self, item: Placed) -> list[Placed]:
-        """Returns a parameter, and others of its home that are likely to be needed next."""
+    def _begin(self, items: list[Placed]) -> _Batch:
+        names = [item.name for item in items]
+        pulling = self._peers.begin(self._homes.rank_of(items[0]), "weights", names)
+        return _Batch(items, frozenset(names), sum(map(_size_of, items)), pulling)
+
+    def _take(self, batch: _Batch) -> None:
+        """Waits for what has been asked for, which is here from then on."""
+        if batch is self._ahead:
+            self._ahead = None
+        _, tensors = batch.pulling.wait()
+        for item, data in zip(batch.items, tensors, strict=True):
+            self._here[item.name] = laid_out(item.meta, data.to(item.meta.device))
+        self._here_bytes += batch.num_bytes
+
+    def _find_place(self, name: str) -> None:
+        """Notes where in the order of before the operations are."""
+        for place in [*range(self._place, len(self._order_before)), *range(self._place)]:
+            if self._order_before[place] == name:
+                self._place = place + 1
+                break
+
+    def _with_those_to_come(self, item: Placed, place: int) -> list[Placed]:
+        """Returns a parameter, and others of its home that are likely to be needed next: those from `place` on."""
         items, size_bytes, home = [item], _size_of(item), self._homes.group_of(item)
         if self.may_write:
             return items
-        for place in [*range(self._place, len(self._order_before)), *range(self._place)]:
-            if self._order_before[place] == item.name:
-                self._place = place + 1
-                break
-        for name in self._order_before[self._place :]:
+        known = {*self._here, *(() if self._ahead is None else self._ahead.names)}
+        for name in self._order_before[place:]:
             other = self._items[name]
             size_bytes += _size_of(other)
             if size_bytes > self._most_bytes // 2:
                 break
-            if name not in self._here and other not in items and self._homes.group_of(other) == home:
+            if name not in known and other not in items and self._homes.group_of(other) == home:
                 items.append(other)
         return items
 

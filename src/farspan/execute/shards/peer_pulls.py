@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from farspan.comm.pulls.answers import Answer
-from farspan.comm.pulls.pulls import Pulls
+from farspan.comm.pulls.pulls import Pulling, Pulls
 from farspan.errors import RecordError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class PeerPulls:
         self._everybody = everybody
         self._deadline_s = deadline_s
         self._handlers: dict[str, Callable[[Any], Answer]] = {}
-        self._clock = 0
+        self.clock = 0
+        """How many steps and writes this rank has made, of those that change what is held."""
         self._is_over = False
         self._moved = threading.Condition()
         self._pulls = Pulls(everybody, self._answer, deadline_s)
@@ -49,12 +50,16 @@ class PeerPulls:
 
     def ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], Sequence[torch.Tensor]]:
         """Returns what `rank`, one of all groups, has at this point of its program."""
-        return self._pulls.pull(rank, {"kind": kind, "what": what, "clock": self._clock})
+        return self._pulls.pull(rank, {"kind": kind, "what": what, "clock": self.clock})
+
+    def begin(self, rank: int, kind: str, what: Any) -> Pulling:
+        """As `ask`, in a thread: this rank makes no step before it has waited for the answer."""
+        return self._pulls.begin(rank, {"kind": kind, "what": what, "clock": self.clock})
 
     def advance(self) -> None:
         """Moves this rank's clock on: what it holds has changed."""
         with self._moved:
-            self._clock += 1
+            self.clock += 1
             self._moved.notify_all()
 
     def abort(self) -> None:
@@ -67,11 +72,11 @@ class PeerPulls:
     def _answer(self, request: dict[str, Any]) -> Answer:
         wanted = request["clock"]
         with self._moved:
-            self._moved.wait_for(lambda: self._is_over or self._clock >= wanted, self._deadline_s)
-            if self._clock != wanted:
+            self._moved.wait_for(lambda: self._is_over or self.clock >= wanted, self._deadline_s)
+            if self.clock != wanted:
                 raise RecordError(
                     f"rank {self._everybody.rank} of all is not where the program is that asks for its shard.",
-                    why=f"it has made {self._clock} steps of optimizers that are sharded, the other one {wanted}.",
+                    why=f"it has made {self.clock} steps of optimizers that are sharded, the other one {wanted}.",
                     hint="let every group step as often as the others, and read between the same steps",
                 )
         return self._handlers[request["kind"]](request["what"])
