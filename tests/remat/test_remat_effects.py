@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farspan
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RecordError
 
 
 def gradients(model: nn.Module) -> list[Any]:
@@ -204,6 +204,26 @@ def test_a_saved_tensor_that_is_written_into_is_an_error_as_in_torch() -> None:
     for remat in (False, True, [""]):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             on_ranks(1, lambda model: train_twice(farspan.distribute(model, remat=remat)), Wrong)  # noqa: B023
+
+
+def test_an_input_that_is_written_into_before_it_is_read_again_is_an_error() -> None:
+    """The module, which has not saved it, was computed again from the new numbers: other gradients, silently."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.part = nn.Linear(8, 5), Part()
+            self.part.inner = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            z = self.part(y)
+            y.add_(1)
+            return z + y
+
+    on_ranks(1, lambda model: train_twice(farspan.distribute(model)), Written)
+    with pytest.raises(RecordError, match="an input of Part has been written to"):
+        on_ranks(1, lambda model: train_twice(farspan.distribute(model, remat=["part"])), Written)
 
 
 def test_frozen_parts_and_several_models() -> None:

@@ -47,7 +47,13 @@ class Alive(TorchDispatchMode):
 
 
 def peaks(
-    num_ranks: int, remat: Any, *, is_one_backward: bool = False, is_split: bool = False, make: Any = GPT
+    num_ranks: int,
+    remat: Any,
+    *,
+    is_one_backward: bool = False,
+    is_split: bool = False,
+    make: Any = GPT,
+    **options: Any,
 ) -> list[int]:
     """The most bytes that were alive at once in steps of six micro-batches, by rank."""
     with torch.random.fork_rng():
@@ -55,7 +61,7 @@ def peaks(
         models = [make() for _ in range(num_ranks)]
 
     def program(rank: int) -> int:
-        model: nn.Module = farspan.distribute(models[rank], remat=remat)
+        model: nn.Module = farspan.distribute(models[rank], remat=remat, **options)
         engine = current_engine()
         assert engine is not None
         if is_split:

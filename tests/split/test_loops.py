@@ -83,7 +83,6 @@ def test_no_hook_misses_gradients_of_slices() -> None:
         ({"tensor_parallel": 2, "stages": 2}, "stages=2 with tensor_parallel=2"),
         ({"tensor_parallel": 2, "plan": {"": "rank:0"}}, "with plan="),
         ({"tensor_parallel": 2, "gradient_reduction": "exact"}, "gradient_reduction"),
-        ({"tensor_parallel": 2, "remat": True}, "remat"),
         ({"plan": {"": "rank:0&rank:1+rank:2"}}, "both + and &"),
     ],
 )

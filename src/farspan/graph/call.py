@@ -187,6 +187,7 @@ class Call:
         "stage",
         "target",
         "template",
+        "unit",
         "where",
         "versions",
     )
@@ -227,6 +228,8 @@ class Call:
         self.stage = stage
         self.modes = modes
         """The modes (grad mode, autocast) under which the call runs."""
+        self.unit: object | None = None
+        """Equal for all calls that are computed again together in the backward; None if this one is not."""
         self.moment: Any = None
         """The moment of the call: what it reads beside its arguments is as it was then."""
         self.where = where

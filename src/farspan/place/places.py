@@ -36,7 +36,7 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     prefix = f"model{number}." if number else ""
     placed = place(model, engine.recorder, resolved, prefix=prefix)
     engine.add_parameters(placed)
-    split_stages(engine, model, resolved.splits, layouts, prefix)
+    split_stages(engine, model, resolved.splits, layouts, prefix, again)
     engine.groups.share_weights(placed)
     if engine.groups.shards is not None:
         with without_weak_references(model):

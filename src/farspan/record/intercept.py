@@ -205,7 +205,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_leaf(leaf, args, kwargs)
     if module._backward_hooks:
         check_container(module)
-    around = recorder.splitting.enter(id(module)) if recorder.splitting.stages else None
+    around = recorder.splitting.enter(id(module)) if recorder.splitting.stages else recorder.splitting.inside
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
@@ -217,7 +217,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if leaf is None:
             raise
     finally:
-        recorder.frame, recorder.splitting.current = outer, around
+        recorder.frame, recorder.splitting.inside = outer, around
     check_around()
     return recorder.call_leaf(leaf, args, kwargs)
 

@@ -262,7 +262,7 @@ class Recorder:
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
-        call.moment = self.held_objects.moments.latest
+        call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)

@@ -125,7 +125,9 @@ class SplitStages(Protocol):
     takes_operations: Any
     stages: dict[int, Any]
     opened: set[int]
-    current: Any
+    inside: Any
+    unit: object | None
+    again: set[int]
     is_inside: bool
 
     @property

@@ -86,7 +86,7 @@ class ModuleUnits:
                 call(module, *args, **kwargs)
 
         if active.num_own_draws == num_own_draws and not active.draws_from_own:
-            unit.release(again)
+            unit.release(again, inputs)
             self.made(unit)
         return result
 

@@ -42,6 +42,8 @@ class Unit:
         self._slots: list[weakref.ref[_Slot] | None] = []
         """The slots of what autograd saves, in order; None for what is kept."""
         self._again: Callable[[], Any] | None = None
+        self._inputs: list[tuple[torch.Tensor, int]] = []
+        """What it runs again from, each with the version that it has to have."""
         self._position = 0
 
     @contextlib.contextmanager
@@ -50,13 +52,14 @@ class Unit:
         with saved_tensors_hooks(self._pack, _unpack):
             yield
 
-    def release(self, again: Callable[[], Any]) -> None:
-        """The piece has run; `again` runs it once more, and draws and reads the same. It changes nothing else."""
+    def release(self, again: Callable[[], Any], inputs: Sequence[torch.Tensor] = ()) -> None:
+        """The piece has run; `again` runs it once more from `inputs`, and draws and reads the same. It changes nothing
+        else."""
         is_as_it_was = self._versions == [_version_of(tensor) for tensor in self._fixed]
         self._fixed, self._memory = [], set()
         slots = self._alive()
         if is_as_it_was and slots:
-            self._again = again
+            self._again, self._inputs = again, [(tensor, _version_of(tensor)) for tensor in inputs]
             for slot in slots:
                 slot.tensor = None
 
@@ -70,6 +73,13 @@ class Unit:
         again, self._again = self._again, None
         assert again is not None, f"{self.name} has been computed again, and something is still missing"
         wanted = len(self._alive())
+        inputs, self._inputs = self._inputs, []
+        if any(_version_of(tensor) != version for tensor, version in inputs):
+            raise RecordError(
+                f"an input of {self.name} has been written to before it was computed again for the backward.",
+                why="what it saves would be computed from other numbers.",
+                hint="write out of place (x = x + 1), or leave it out: farspan.distribute(model, remat=[names])",
+            )
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal wanted

@@ -252,7 +252,7 @@ class Executor:
         device, interruption = self.device_of(segment), self.interruption
         if self.replicas.tensors:
             self.replicas.bring(segment, device)
-        run_forward(segment, device, self._around, before=interruption.begin_call)
+        run_forward(segment, device, self._around, before=self.remat.followed(interruption.begin_call))
         segment.executed = True
 
     def _run_before(self, segment: Segment, end: Place) -> None:
@@ -262,7 +262,7 @@ class Executor:
             device, interruption = self.device_of(segment), self.interruption
             if self.replicas.tensors:
                 self.replicas.bring(segment, device)
-            run_forward(segment, device, self._around, before=interruption.begin_call, chosen=chosen)
+            run_forward(segment, device, before=interruption.begin_call, chosen=chosen)
 
     @property
     def _around(self) -> Callable[[Segment], contextlib.AbstractContextManager[None]] | None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch import nn
 
 from farspan.call.draws.scope import active
 from farspan.call.leaf import Leaf
 from farspan.call.remat.modules import ModuleUnits
+from farspan.call.remat.operations import OperationUnits
 from farspan.call.remat.unit import Unit
-from farspan.graph import BackwardSegment, Segment
+from farspan.execute.step.segment import run_call
+from farspan.graph import BackwardSegment, Call, Segment
 from farspan.program.program import Program
 
 __all__ = ["Remat"]
@@ -30,6 +32,8 @@ class Remat:
         """Ids of the modules that are computed again, and of all below them."""
         self._trained: Collection[Segment | None] = ()
         self._units: list[weakref.ref[Unit]] = []
+        self._operations: OperationUnits | None = None
+        """Those of the segment that runs."""
 
     def add(self, model: nn.Module, names: Sequence[str]) -> None:
         """Another model is distributed, of which the modules of these names are computed again."""
@@ -65,9 +69,31 @@ class Remat:
             self.modules,
             {id(item.tensor) for item in placed if item.is_written},
             any(call.entry.is_random_in_python for call in segment.calls),
-            lambda unit: self._units.append(weakref.ref(unit)),
+            self._note,
         )
+        if any(call.unit is not None for call in segment.calls):
+            self._operations = OperationUnits(segment, run_call, self._note)
         try:
             yield
+            if self._operations is not None:
+                self._operations.end()
         finally:
             active.units = outer
+            if self._operations is not None:
+                self._operations.give_up()
+                self._operations = None
+
+    def followed(self, before: Callable[[Call], None]) -> Callable[[Call], None]:
+        """Returns what is called with each call that is about to run, as `before` is."""
+        if not self.modules:
+            return before
+
+        def follow(call: Call) -> None:
+            before(call)
+            if self._operations is not None:
+                self._operations.begin(call)
+
+        return follow
+
+    def _note(self, unit: Unit) -> None:
+        self._units.append(weakref.ref(unit))

@@ -6,7 +6,7 @@ tensor_parallel=2 on 4 ranks     stage 0  rank:0&rank:1     stage 1  rank:2&rank
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -23,24 +23,26 @@ def with_sums(plan: Plan, gradient_reduction: str | None) -> Plan:
     """Returns the plan as it can be run: gradients of split layers are sums.
 
     Raises:
-        PlanError: They are to be added up in the order of one process, or something is to be computed again.
+        PlanError: They are to be added up in the order of one process.
     """
     if not any(map(plan.is_split, range(plan.num_stages))):
         return plan
-    if gradient_reduction == "exact" or plan.remat:
-        what = "remat" if plan.remat else 'gradient_reduction="exact"'
+    if gradient_reduction == "exact":
         raise PlanError(
-            f"{what} with a stage whose ranks run each layer together.",
-            why="nothing is computed again there yet."
-            if plan.remat
-            else "members add up what each has, which rounds otherwise than one process.",
+            'gradient_reduction="exact" with a stage whose ranks run each layer together.',
+            why="members add up what each has, which rounds otherwise than one process.",
             hint="leave it out",
         )
     return dataclasses.replace(plan, gradient_reduction="sum")
 
 
 def split_stages(
-    engine: Engine, model: nn.Module, stages: Mapping[str, SplitStage], layouts: Mapping[str, str], prefix: str
+    engine: Engine,
+    model: nn.Module,
+    stages: Mapping[str, SplitStage],
+    layouts: Mapping[str, str],
+    prefix: str,
+    again: Sequence[str],
 ) -> None:
     """Let the modules of split stages be recorded part by part, and say once what that has come to.
 
@@ -50,10 +52,12 @@ def split_stages(
         stages: By name of a module, the split stage that it lies on.
         layouts: By name of a matrix, how it was asked to lie on the members.
         prefix: Of the model's names.
+        again: Names of the modules that are computed again in the backward.
     """
     if not stages:
         return
     matrices = engine.recorder.splitting.matrices
+    engine.recorder.splitting.again.update(id(part) for name in again for part in model.get_submodule(name).modules())
     matrices.ask({prefix + name: layout for name, layout in layouts.items()})
     open_split(engine.recorder, model, stages)
     is_said = False

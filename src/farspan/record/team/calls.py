@@ -25,7 +25,7 @@ def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs:
     try:
         return splitting.left(call(*args, **kwargs))
     finally:
-        splitting.is_inside, splitting.current = False, None
+        splitting.is_inside, splitting.inside = False, (None, None)
 
 
 def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, SplitStage]) -> None:

@@ -272,13 +272,15 @@ class Matrices:
     def added_up(
         self, terms: Sequence[Any], split: SplitStage, bias: Any = None, weights: frozenset[str] = frozenset()
     ) -> TeamTensor:
-        """Returns the sum of what the members have, in their order, on each of them alike."""
+        """Returns the sum of what the members have, in their order, on each of them alike. It is kept for the backward:
+        what is computed again begins there, and exchanges nothing."""
         sums: list[Any] = []
-        for stage in split.members:
-            total = terms[0]
-            for term in terms[1:]:
-                total = self.record(torch.add, (total, term), stage)
-            sums.append(total if bias is None else self.record(torch.add, (total, bias), stage))
+        with self.splitting.kept():
+            for stage in split.members:
+                total = terms[0]
+                for term in terms[1:]:
+                    total = self.record(torch.add, (total, term), stage)
+                sums.append(total if bias is None else self.record(torch.add, (total, bias), stage))
         return TeamTensor.of(self.splitting, split, sums, None, weights)
 
 

@@ -58,6 +58,9 @@ class Splitting:
         """Ids of modules that are called part by part for no other reason."""
         self.current: SplitStage | None = None
         """The stage of the module that is running."""
+        self.again: set[int] = set()
+        """Ids of the modules that are computed again in the backward, and of all below them."""
+        self.unit: object | None = None  # for the call of the outermost of them
         self.is_inside = False
         """Whether a module runs that the program has called."""
         self.matrices = Matrices(recorder, self, self.record, self._everywhere)
@@ -68,11 +71,31 @@ class Splitting:
         self._copies: dict[Value, TeamTensor] = {}
         """What each member has of values from elsewhere, in the current graph."""
 
-    def enter(self, module_id: int) -> SplitStage | None:
-        """Let operations be those of a module; returns the stage of the one around it."""
-        around = self.current
-        self.current = self.stages.get(module_id, around)
+    @property
+    def inside(self) -> tuple[SplitStage | None, object | None]:
+        """Returns what operations belong to: a stage, and a unit."""
+        return self.current, self.unit
+
+    @inside.setter
+    def inside(self, inside: tuple[SplitStage | None, object | None]) -> None:
+        self.current, self.unit = inside
+
+    def enter(self, module_id: int) -> tuple[SplitStage | None, object | None]:
+        """Let operations be those of a module; returns what they belonged to before."""
+        around = self.inside
+        if (split := self.stages.get(module_id)) is not None:
+            begins = self.unit is None and module_id in self.again
+            self.inside = split, object() if begins else self.unit
         return around
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps for the backward what the operations in the body give."""
+        around, self.inside = self.inside, (self.current, None)
+        try:
+            yield
+        finally:
+            self.inside = around
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
