@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from farspan.call.autograd_reach import install_watch_on_fakes
 from farspan.call.draws.drawing_functions import DRAWS, has_own_generator, may_draw
 from farspan.call.draws.frame import forget_module, key_of_module, name_module
-from farspan.call.draws.scope import active, draw_at_once, replayed
+from farspan.call.draws.scope import active, draw_at_once
 from farspan.call.draws.seen import SeenGenerator
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.module_tables import has_user_hooks
@@ -52,7 +52,7 @@ from farspan.record.surgery.adopted import adopt
 from farspan.record.surgery.attempt import begin_attempt, past_attempts
 from farspan.record.surgery.closed import close
 from farspan.record.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
-from farspan.record.team.calls import call_split
+from farspan.record.team.calls import call_split, watch_checkpoints
 from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import (
@@ -64,7 +64,6 @@ from farspan.torch_private import (
     is_compiled_wrapper,
     is_mode_active,
     not_passed_on,
-    recompute_through,
     watch_autocast_regions,
     watch_backward_hooks,
 )
@@ -358,7 +357,7 @@ def install() -> None:
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))
-    recompute_through(functools.partial(replayed, is_first=False), lambda item: isinstance(item, LazyTensor))
+    watch_checkpoints()
     compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]

@@ -84,13 +84,18 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
-def recompute_through(wrapper: Callable[[Any], Any], is_recorded: Callable[[Any], bool]) -> None:
+def recompute_through(
+    wrapper: Callable[[Any], Any],
+    is_recorded: Callable[[Any], bool],
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
     """Makes non-reentrant checkpoints recompute with `wrapper(function)`, made when they run `function`.
 
     Args:
         wrapper: Takes what the checkpoint runs.
         is_recorded: Whether what runs on an argument is recorded: it is not computed again, and need not know the
             generators' states.
+        around: Gives the context of each first run.
     """
     import torch.utils.checkpoint as checkpoint
 
@@ -101,7 +106,8 @@ def recompute_through(wrapper: Callable[[Any], Any], is_recorded: Callable[[Any]
 
     def generator(function: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
         keeps_states = preserve_rng_state and not any(map(is_recorded, args))
-        return original(wrapper(function), keeps_states, *args, **kwargs)
+        with around():
+            yield from original(wrapper(function), keeps_states, *args, **kwargs)
 
     setattr(checkpoint, name, generator)
 

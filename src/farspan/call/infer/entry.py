@@ -196,6 +196,7 @@ class Unknown:
     unused: frozenset[int] = frozenset()
     unused_parameters: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()
+    same_as: tuple[int, ...] = ()
     metas: tuple[Meta, ...] = ()
     differentiable: tuple[int, ...] = ()
     requires_grad = False

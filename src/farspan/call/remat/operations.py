@@ -24,7 +24,7 @@ from farspan.call.leaf import Leaf
 from farspan.call.remat.unit import Unit
 from farspan.graph import Call, Segment, Value
 
-__all__ = ["OperationUnits"]
+__all__ = ["OperationUnits", "unit_of"]
 
 
 class OperationUnits:
@@ -40,7 +40,7 @@ class OperationUnits:
         self.segment = segment
         self.run = run
         self.made = made
-        groups = [list(calls) for unit, calls in groupby(segment.calls, _unit_of) if unit is not None]
+        groups = [list(calls) for unit, calls in groupby(segment.calls, unit_of) if unit is not None]
         self._groups = {calls[0]: calls for calls in groups}
         """By its first call, what is computed again together."""
         self._current: Sequence[Call] = ()
@@ -52,7 +52,7 @@ class OperationUnits:
     def begin(self, call: Call) -> None:
         """Call this before each call."""
         group = self._groups.get(call)
-        if self._current and (group is not None or _unit_of(call) is None):
+        if self._current and (group is not None or unit_of(call) is None):
             self.end()
         if group is not None:
             self._begin(group)
@@ -77,7 +77,8 @@ class OperationUnits:
         self._saving.enter_context(self._unit.saving())
 
 
-def _unit_of(call: Call) -> object | None:
+def unit_of(call: Call) -> object | None:
+    """Returns what `call` is computed again with; None if it is kept, though others of its module are not."""
     is_kept = type(call.target) is Leaf or call.entry.is_random or call.saved_hooks is not None
     return None if is_kept else call.unit
 

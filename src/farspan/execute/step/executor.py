@@ -17,6 +17,7 @@ from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward.split import Deferred
+from farspan.execute.backward.unsaved import drop_if_over, release_inputs
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.step_record import Trace
@@ -24,7 +25,7 @@ from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
 from farspan.execute.weights.reductions import Reductions, add_gradients
 from farspan.execute.weights.replicas import Replicas
-from farspan.graph import Backward, BackwardSegment, Edge, Meta, Segment, Value
+from farspan.graph import Backward, BackwardSegment, Call, Edge, Meta, Segment, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
 
@@ -221,7 +222,7 @@ class Executor:
                 self._send(message)
             for value in _values_in(action.sends):
                 value.num_readers -= 1
-                _drop_if_over(value)
+                drop_if_over(value, self._followed)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
         if self._start is not None:
@@ -253,6 +254,8 @@ class Executor:
         if self.replicas.tensors:
             self.replicas.bring(segment, device)
         run_forward(segment, device, self._around, before=self.remat.followed(interruption.begin_call))
+        if self._followed is not None:
+            release_inputs(segment, self._followed)
         segment.executed = True
 
     def _run_before(self, segment: Segment, end: Place) -> None:
@@ -266,7 +269,12 @@ class Executor:
 
     @property
     def _around(self) -> Callable[[Segment], contextlib.AbstractContextManager[None]] | None:
-        return self.remat.around if self.remat.modules else None
+        return self.remat.around if self.remat.is_used else None
+
+    @property
+    def _followed(self) -> Callable[[Call], bool] | None:
+        is_known = self.remat.has_operations and not self.interruption.has_ended
+        return self.remat.is_followed if is_known else None
 
     def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
         """Add gradients that have arrived at their owner, all of one backward."""
@@ -283,7 +291,7 @@ class Executor:
             self.interruption.note(error, parts[0])
 
     def _backward(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
-        if self.remat.modules:
+        if self.remat.is_used:
             for earlier in list(self.deferred):  # they hold what has been computed again: of one backward at most
                 self._run_weights(earlier)
         device = self.device_of(part)
@@ -325,7 +333,7 @@ class Executor:
         assert isinstance(work, Segment)
         for value in work.inputs:
             value.num_readers -= 1
-            _drop_if_over(value)
+            drop_if_over(value, self._followed)
             if self._has_slices:
                 self.replicas.release_used(value)
             users = value.num_users
@@ -390,11 +398,3 @@ def _metas_of(message: Message) -> list[Meta]:
 
 def _values_in(messages: Sequence[Message]) -> list[Value]:
     return [item for message in messages for item in message.items if isinstance(item, Value)]
-
-
-def _drop_if_over(value: Value) -> None:
-    """Release data that nothing on this rank takes any more: no segment, no message, no backward."""
-    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
-        return
-    if not value.data.requires_grad:  # it never did, or a backward has gone through it
-        value.data = None

@@ -15,7 +15,7 @@ from torch import nn
 from farspan.call.draws.scope import active
 from farspan.call.leaf import Leaf
 from farspan.call.remat.modules import ModuleUnits
-from farspan.call.remat.operations import OperationUnits
+from farspan.call.remat.operations import OperationUnits, unit_of
 from farspan.call.remat.unit import Unit
 from farspan.execute.step.segment import run_call
 from farspan.graph import BackwardSegment, Call, Segment
@@ -30,6 +30,10 @@ class Remat:
     def __init__(self) -> None:
         self.modules: set[int] = set()
         """Ids of the modules that are computed again, and of all below them."""
+        self.has_operations = False
+        """Whether stages are split, so that modules are called operation by operation."""
+        self.is_used = False
+        """Whether anything of the program that runs may be computed again."""
         self._trained: Collection[Segment | None] = ()
         self._units: list[weakref.ref[Unit]] = []
         self._operations: OperationUnits | None = None
@@ -43,7 +47,8 @@ class Remat:
     def running(self, program: Program) -> Iterator[None]:
         """Run `program` in the body."""
         self._units = []
-        if self.modules:
+        self.is_used = bool(self.modules) or (self.has_operations and _has_units(program))
+        if self.is_used:
             self._trained = {
                 action.work.segment for action in program.actions if isinstance(action.work, BackwardSegment)
             }
@@ -65,12 +70,13 @@ class Remat:
             return
         placed = [item for call in segment.calls if type(call.target) is Leaf for item in call.target.placed]
         outer = active.units
-        active.units = ModuleUnits(
-            self.modules,
-            {id(item.tensor) for item in placed if item.is_written},
-            any(call.entry.is_random_in_python for call in segment.calls),
-            self._note,
-        )
+        if self.modules:
+            active.units = ModuleUnits(
+                self.modules,
+                {id(item.tensor) for item in placed if item.is_written},
+                any(call.entry.is_random_in_python for call in segment.calls),
+                self._note,
+            )
         if any(call.unit is not None for call in segment.calls):
             self._operations = OperationUnits(segment, run_call, self._note)
         try:
@@ -85,7 +91,7 @@ class Remat:
 
     def followed(self, before: Callable[[Call], None]) -> Callable[[Call], None]:
         """Returns what is called with each call that is about to run, as `before` is."""
-        if not self.modules:
+        if not self.is_used:
             return before
 
         def follow(call: Call) -> None:
@@ -95,5 +101,15 @@ class Remat:
 
         return follow
 
+    def is_followed(self, call: Call) -> bool:
+        """Returns whether `call` has run as a part of a unit of operations, so that autograd holds none of its
+        arguments itself."""
+        return self.is_used and call.segment in self._trained and unit_of(call) is not None
+
     def _note(self, unit: Unit) -> None:
         self._units.append(weakref.ref(unit))
+
+
+def _has_units(program: Program) -> bool:
+    segments = [action.work for action in program.actions if isinstance(action.work, Segment)]
+    return any(call.unit is not None for segment in segments for call in segment.calls)

@@ -60,6 +60,7 @@ def split_stages(
     engine.recorder.splitting.again.update(id(part) for name in again for part in model.get_submodule(name).modules())
     matrices.ask({prefix + name: layout for name, layout in layouts.items()})
     open_split(engine.recorder, model, stages)
+    engine.executor.remat.has_operations = True
     is_said = False
 
     def say() -> None:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from farspan.call.draws.frame import key_of_function
 from farspan.call.draws.scope import active, called_inside, replayed
 from farspan.call.function_call import FunctionCall
+from farspan.record.team.calls import checkpointed
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction, raw_grad_fn
 
@@ -81,7 +82,7 @@ def _run_checkpointed(function: Any, preserve_rng_state: bool, *args: Any) -> An
     Gradients flow as through the checkpoint, which gives none where no argument needs one.
     """
     needs_gradient = any(isinstance(item, torch.Tensor) and item.requires_grad for item in args)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient), checkpointed():
         return function(*args)
 
 

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.call.draws.scope import active, replayed
 from farspan.record.team.team_tensor import SplitStage
+from farspan.record.tensor import LazyTensor
+from farspan.torch_private import recompute_through
 
 if TYPE_CHECKING:
     from torch import nn
 
     from farspan.record.recording import Recording, SplitStages
 
-__all__ = ["call_split", "open_split"]
+__all__ = ["call_split", "checkpointed", "open_split", "watch_checkpoints"]
 
 
 def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a module as the program does, from outside any other, where there are split stages."""
     splitting = recorder.splitting
-    splitting.is_inside = True
+    around, splitting.is_inside = splitting.inside, True
     try:
         return splitting.left(call(*args, **kwargs))
     finally:
-        splitting.is_inside, splitting.inside = False, (None, None)
+        splitting.is_inside, splitting.inside = False, around
+
+
+@contextlib.contextmanager
+def checkpointed() -> Iterator[None]:
+    """What is recorded in the body runs in a checkpoint: where stages are split it is computed again as it asks."""
+    recorder = active.recorder
+    splitting = None if recorder is None or not recorder.is_recording else recorder.splitting
+    if splitting is None or not splitting.stages or splitting.unit is not None:
+        yield
+        return
+    splitting.unit = own = object()
+    try:
+        yield
+    finally:
+        if splitting.unit is own:
+            splitting.unit = None
+
+
+def watch_checkpoints() -> None:
+    """Let checkpoints draw the same numbers again, and know where their operations are recorded."""
+    recompute_through(
+        functools.partial(replayed, is_first=False), lambda item: isinstance(item, LazyTensor), checkpointed
+    )
 
 
 def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, SplitStage]) -> None:
