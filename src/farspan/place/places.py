@@ -131,7 +131,7 @@ def _layouts(engine: Engine, model: nn.Module, plan: Plan) -> dict[str, str]:
         plan,
         _resolve(engine, model, plan, may_idle=False),
         modules=[name for name, _ in model.named_modules(remove_duplicate=False)],
-        matrices=[name for name, item in named.items() if item.dim() == 2],
+        matrices=[name for name, item in named.items() if item.dim() > 1],
     )
     return {first[id(named[name])]: layout for name, layout in found.items()}
 

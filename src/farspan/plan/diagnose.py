@@ -69,10 +69,10 @@ def layout_not_found(entry: str, nodes: Sequence[str]) -> PlanError:
 
 
 def means_no_matrix(entry: str, matrices: Sequence[str]) -> PlanError:
-    """Returns the error for a name in `tensor_layouts` that means no parameter of two dimensions."""
+    """Returns the error for a name in `tensor_layouts` that means no parameter of two or more dimensions."""
     return PlanError(
         f"tensor_parallel: '{entry}' means no matrix.",
-        why="parameters of two dimensions are split over the ranks of a stage; biases go with them.",
+        why="matrices and weights of convolutions are split over the ranks of a stage; biases go with them.",
         hint=f"one of {_listed(matrices)}",
     )
 

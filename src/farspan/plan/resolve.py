@@ -115,7 +115,7 @@ def layouts_of(plan: Plan, resolved: Resolved, *, modules: Sequence[str], matric
         plan: The plan.
         resolved: What it means for the model.
         modules: Names of all modules.
-        matrices: Names of the parameters of two dimensions; of a tied one all its names.
+        matrices: Names of the parameters of two or more dimensions; of a tied one all its names.
 
     Returns:
         "column", "row", "vocab" or "whole" by the name of a matrix; nothing where no stage is split.

@@ -1,5 +1,6 @@
 """Costs of a model: estimates from its modules, before anything has run, and the profile of a step that has."""
 
+from farspan.profile.cost import narrow_sides as narrow_sides
 from farspan.profile.costs import costed_graph as costed_graph
 from farspan.profile.costs import needs_measuring as needs_measuring
 from farspan.profile.estimate import units_of as units_of
@@ -34,6 +35,7 @@ __all__ = [
     "keepers",
     "keeps_statistics",
     "name_of_device",
+    "narrow_sides",
     "needs_measuring",
     "this_device",
     "this_machine",

@@ -25,7 +25,14 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["PARAMETER_LISTS", "children_with_parameters", "is_indivisible", "module_cost", "widest_convolution"]
+__all__ = [
+    "PARAMETER_LISTS",
+    "children_with_parameters",
+    "is_indivisible",
+    "module_cost",
+    "narrow_sides",
+    "widest_convolution",
+]
 
 _POSITIONS_AT_THE_WIDEST = 16
 _MOST_POSITIONS = 16 * 1024
@@ -62,6 +69,29 @@ def widest_convolution(model: nn.Module) -> int:
     return max((_channels(part) for part in model.modules() if isinstance(part, _CONVOLUTIONS)), default=0)
 
 
+def narrow_sides(model: nn.Module) -> tuple[list[float], list[float]]:
+    """Returns how many numbers each matrix takes or gives for a position, whichever is less; and of the weight of each
+    convolution, the same.
+
+    Example:
+        >>> narrow_sides(nn.Sequential(nn.Linear(8, 2), nn.Conv1d(4, 6, 3)))
+        ([2.0], [4.0])
+    """
+    widest, seen = widest_convolution(model), set[int]()
+    matrices: list[float] = []
+    kernels: list[float] = []
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in seen or parameter.dim() < 2:
+                continue
+            seen.add(id(parameter))
+            if parameter.dim() == 2:
+                matrices.append(float(min(parameter.shape)))
+            elif isinstance(module, (nn.Conv1d, nn.ConvTranspose1d, *_CONVOLUTIONS)):
+                kernels.append(min(module.in_channels, module.out_channels) * _positions(module, widest))
+    return matrices, kernels
+
+
 def children_with_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields the named children of `module` that hold a parameter somewhere."""
     for name, child in module.named_children():
@@ -81,10 +111,14 @@ def _own_cost(module: nn.Module, widest: int) -> float:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return 0.0
     numel = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    if isinstance(module, _CONVOLUTIONS) and not _takes_patches(module):
-        shrunk = max(widest, 1) / _channels(module)
-        return float(numel * min(_POSITIONS_AT_THE_WIDEST * shrunk**2, _MOST_POSITIONS))
-    return float(numel)
+    return float(numel * _positions(module, widest))
+
+
+def _positions(module: nn.Module, widest: int) -> float:
+    """Returns how often each weight is used for one position."""
+    if not isinstance(module, _CONVOLUTIONS) or _takes_patches(module):
+        return 1.0
+    return float(min(_POSITIONS_AT_THE_WIDEST * (max(widest, 1) / _channels(module)) ** 2, _MOST_POSITIONS))
 
 
 def _takes_patches(module: nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d | nn.ConvTranspose3d) -> bool:

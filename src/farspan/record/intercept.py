@@ -201,7 +201,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return call_with_user_hooks(module, call, args, kwargs)
         if not is_plain:
             check_around()
-        return recorder.call_leaf(leaf, args, kwargs)
+        return recorder.splitting.takes_operations.call_leaf(leaf, args, kwargs)
     if module._backward_hooks:
         check_container(module)
     around = recorder.splitting.enter(id(module)) if recorder.splitting.stages else recorder.splitting.inside

@@ -19,13 +19,15 @@ from farspan.execute.engine import Engine
 from farspan.place.mesh.groups import nominal_machine, nominal_micro_batches
 from farspan.plan import Plan, check
 from farspan.planner.mesh import DegreeForecast, best_degree
-from farspan.profile import units_of
+from farspan.profile import narrow_sides, units_of
 from farspan.units import format_bytes
 
 __all__ = ["TensorAxis", "check_tensor_parallel", "places_of", "tensor_axis"]
 
 _MATRICES_FOR_EACH_SUM = 3
 """A transformer's block has four in its attention and two or three in its MLP, and adds up after each."""
+_CONVOLUTIONS_FOR_EACH_SUM = 2
+"""One gives channels to the ranks, and the next one takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +178,14 @@ def _chosen(engine: Engine, model: nn.Module, stages: Any, micro_batches: int | 
 
 
 def _best(model: nn.Module, num_ranks: int, micro_batches: int | str | None) -> DegreeForecast:
-    matrices = [item for item in model.parameters() if item.dim() == 2]
-    narrow = sorted(min(item.shape) for item in matrices)
+    matrices, kernels = narrow_sides(model)
+    narrow = sorted(matrices + kernels)
     middle = narrow[len(narrow) // 2] if narrow else 0
     return best_degree(
         units_of(model, num_ranks),
         num_ranks,
         nominal_machine(num_ranks),
         num_micro_batches=nominal_micro_batches(micro_batches, num_ranks),
-        num_sums=len(matrices) // _MATRICES_FOR_EACH_SUM,
-        summed_bytes=float(middle * max((item.element_size() for item in matrices), default=4)),
+        num_sums=len(matrices) // _MATRICES_FOR_EACH_SUM + len(kernels) // _CONVOLUTIONS_FOR_EACH_SUM,
+        summed_bytes=float(middle * max((item.element_size() for item in model.parameters()), default=4)),
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.call.function_call import FunctionCall
 from farspan.call.leaf import WholeError
-from farspan.call.naming import name_of
+from farspan.call.naming import RUNNING_STATISTICS, name_of
 from farspan.record.ops.explicit_placement import PLAIN_TO
 from farspan.record.ops.overrides import HANDLERS
 
-__all__ = ["LIKE_ANOTHER", "has_rules", "refusal", "writes_apart"]
+if TYPE_CHECKING:
+    from farspan.graph import Meta
+
+__all__ = ["LIKE_ANOTHER", "has_rules", "is_matrix", "refusal", "writes_apart"]
 
 LIKE_ANOTHER: dict[Any, Any] = {
     torch.Tensor.view_as: torch.Tensor.view,
@@ -28,9 +31,16 @@ def has_rules(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     if function is PLAIN_TO:
         given = (*args[1:], *kwargs.values())
         return all(isinstance(item, (torch.dtype, bool, torch.Tensor, torch.memory_format)) for item in given)
+    if function in RUNNING_STATISTICS:
+        return (args[1] if len(args) > 1 else kwargs.get("running_mean")) is None
     if type(function) is FunctionCall or function in HANDLERS or function.__name__.startswith("_foreach_"):
         return False
     return not (getattr(function, "__module__", None) or "").startswith("torch.distributed")
+
+
+def is_matrix(meta: Meta) -> bool:
+    """Returns whether a parameter has several numbers along more than one dimension."""
+    return sum(size > 1 for size in meta.shape) > 1
 
 
 def writes_apart(function: Any) -> bool:

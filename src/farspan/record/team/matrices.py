@@ -23,6 +23,7 @@ from farspan.record.team.parts.shares import extent_of
 from farspan.record.team.products import Product, product_of
 from farspan.record.team.team_tensor import Splits, SplitStage, TeamTensor, used
 from farspan.record.tensor import LazyTensor
+from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
@@ -67,6 +68,8 @@ class Matrices:
         """Into how many sections the columns of a matrix fall, by its name, if not into one."""
         self._columns: dict[str, int] = {}
         """How many columns a matrix has that has been split by them, by its name."""
+        self._with_channels: set[str] = set()
+        """Names of those of them whose columns are channels: they are not the result's last dimension."""
         self._names: dict[str, str] = {}
         """The parameter of which a matrix is some rows, by the name of these."""
         self._is_provisional = False
@@ -106,6 +109,25 @@ class Matrices:
         asked to be split: then what it gives is gathered each time."""
         if not self._is_provisional and self._names.get(name, name) not in self.asked:
             self.kept_whole.setdefault(name, reason)
+
+    def note_hooks(self, name: str, items: Sequence[ParameterView]) -> None:
+        """Let a matrix that is used with these parameters be whole if one of them has a hook."""
+        if any(item.placed.name in self.recorder.hooks.hooked for item in items):
+            self.kept_whole.setdefault(name, "it has a hook")
+
+    def note_columns(self, name: str, num_columns: int, *, has_channels: bool = False) -> int:
+        """A matrix is split by columns; returns into how many sections they fall."""
+        self._columns[name] = num_columns
+        if has_channels:
+            self._with_channels.add(name)
+        whole_name = self._names.get(name, name)
+        if self.split.get(whole_name) != "vocab":
+            self.split[whole_name] = "column"
+        return self._sections.get(name, 1)
+
+    def have_channels(self, names: Collection[str]) -> bool:
+        """Returns whether what matrices of these names give has channels along a dimension that is not the last."""
+        return bool(names) and self._with_channels.issuperset(names)
 
     def are_vocabularies(self, names: Collection[str]) -> bool:
         """Returns whether a tensor that matrices of these names have split may have a number for each word."""
@@ -148,8 +170,7 @@ class Matrices:
         if bias is not None and (offset is None or bias.dim() != 1):
             return NotImplemented
         name, num_parts, num_columns = self._known(matrix), len(split.members), weight.shape[kind.out_dim]
-        if any(item.placed.name in recorder.hooks.hooked for item in (matrix, offset) if item is not None):
-            self.kept_whole.setdefault(name, "it has a hook")
+        self.note_hooks(name, [matrix] if offset is None else [matrix, offset])
         asked, is_whole = self.asked.get(matrix.placed.name), self._reason(name) is not None
         call = _Call(function, kind, matrix, offset, split)
         near: Any = x
@@ -193,7 +214,8 @@ class Matrices:
             meta = Meta(shape, meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
             value = self._slices[name] = Value(intern(meta), placed.stage, name=name)
             if placed.is_owned:
-                value.data = sliced(placed.tensor.detach(), name)
+                with DisableTorchFunction():
+                    value.data = sliced(placed.tensor.detach(), name)
         return LazyTensor.make(value, self.recorder)
 
     def share_of(self, view: ParameterView, dim: int, member: int, split: SplitStage, sections: int = 1) -> LazyTensor:
@@ -235,12 +257,9 @@ class Matrices:
         parts: list[Any] = []
         matrix, split, dim = call.matrix, call.split, call.out_dim
         name, num_columns, whole_name = matrix.key, matrix.extent(dim), matrix.placed.name
-        sections = self._sections.get(name, 1)
-        self._columns[name] = num_columns
+        sections = self.note_columns(name, num_columns)
         if num_columns >= matrix.extent(1 - dim) or self.asked.get(whole_name) == "vocab":
             self._vocabularies.add(name)
-        if self.split.get(whole_name) != "vocab":
-            self.split[whole_name] = "column"
         for member, (part, stage) in enumerate(zip(given, split.members, strict=True)):
             own = self._laid(self.share_of(matrix, dim, member, split, sections), call, stage)
             own_bias = None if call.bias is None else self.share_of(call.bias, 0, member, split, sections)
@@ -270,18 +289,32 @@ class Matrices:
         return self.record(torch.t, (own,), stage) if call.matrix.is_transposed else own
 
     def added_up(
-        self, terms: Sequence[Any], split: SplitStage, bias: Any = None, weights: frozenset[str] = frozenset()
+        self,
+        terms: Sequence[Any],
+        split: SplitStage,
+        bias: Any = None,
+        weights: frozenset[str] = frozenset(),
+        num_behind: int = 0,
     ) -> TeamTensor:
-        """Returns the sum of what the members have, in their order, on each of them alike. It is kept for the backward:
-        what is computed again begins there, and exchanges nothing."""
+        """Returns the sum of what the members have, in their order, on each of them alike; and a bias along the
+        dimension behind which there are `num_behind`. It is kept for the backward: what is computed again begins there,
+        and exchanges nothing."""
         sums: list[Any] = []
         with self.splitting.kept():
             for stage in split.members:
                 total = terms[0]
                 for term in terms[1:]:
                     total = self.record(torch.add, (total, term), stage)
-                sums.append(total if bias is None else self.record(torch.add, (total, bias), stage))
+                own = bias
+                if bias is not None and (num_behind or bias.dtype != total.dtype):
+                    own = self.record(_along, (bias, total.dtype, num_behind), stage)
+                sums.append(total if bias is None else self.record(torch.add, (total, own), stage))
         return TeamTensor.of(self.splitting, split, sums, None, weights)
+
+
+def _along(bias: torch.Tensor, dtype: torch.dtype, num_behind: int) -> torch.Tensor:
+    """Returns a bias in the precision of a sum (as a product under autocast gives it), with more dimensions behind."""
+    return bias.to(dtype).view(-1, *[1] * num_behind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,20 +24,22 @@ from farspan.call.leaf import LeakError
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
-from farspan.record.team.kinds import LIKE_ANOTHER, has_rules, refusal, writes_apart
+from farspan.record.team.kinds import LIKE_ANOTHER, has_rules, is_matrix, refusal, writes_apart
 from farspan.record.team.matrices import Matrices
 from farspan.record.team.parameter_views import CHANGES_VIEW, ParameterView
 from farspan.record.team.parts.apart import Operand, Trial, tried
 from farspan.record.team.parts.cuts import candidates
 from farspan.record.team.parts.shares import extent_of, share_of
-from farspan.record.team.parts.sizes import PICKS, TAKES_SIZES, sections_asked_for, sizes_of_part
+from farspan.record.team.parts.sizes import PICKS, sections_asked_for, templates_of_parts
 from farspan.record.team.rules import RULES
+from farspan.record.team.rules.channels.batch_norm import batch_norm
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, settled, used
 from farspan.record.team.wholes import Reads, Writes, on_whole
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
+    from farspan.call.leaf import Leaf
     from farspan.call.modes import Modes
     from farspan.graph import Meta, Template, Value
     from farspan.record.recording import Recording
@@ -156,6 +158,12 @@ class Splitting:
             raise refusal(function)
         return self._on_whole(function, args, kwargs, name_of(function))
 
+    def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a module that is one unit; of one that takes a team's tensor part by part, if there is a
+        rule."""
+        result = batch_norm(self, leaf, args, kwargs)
+        return self.recorder.call_leaf(leaf, args, kwargs) if result is NotImplemented else result
+
     def join(self, item: Any, reason: str) -> Any:
         """Returns the tensor that `item` is as a whole; what has split it stays whole from now on, unless words do that
         are only looked at."""
@@ -235,7 +243,10 @@ class Splitting:
         modes = current_modes()
         key = (function, template, tuple(kinds), modes, num_parts)
         way = self._ways.get(key)
-        part_templates = self._part_templates(function, args, kwargs, template, tensors, team)
+        dim = team._dim if tensors[0] is team else None
+        part_templates = templates_of_parts(
+            function, args, kwargs, template, team.shape, dim, num_parts, team._sections
+        )
         if way is None:
             way = self._ways[key] = self._found(function, template, part_templates, tensors, split, modes)
         if isinstance(way, str):
@@ -265,28 +276,13 @@ class Splitting:
         ]
         return rebuild(found[0][0], whole)
 
-    def _part_templates(
-        self, function: Any, args: Any, kwargs: Any, template: Template, tensors: Sequence[Any], team: TeamTensor
-    ) -> list[Template]:
-        """Returns for each member the arguments with the sizes of its part; nothing where there are none."""
-        num_parts = len(team._split.members)
-        if function not in TAKES_SIZES or tensors[0] is not team or team._dim is None:
-            return [template] * num_parts
-        is_even = not team.shape[team._dim] % num_parts
-        found: list[Template] = []
-        for member in range(1 if is_even else num_parts):
-            sizes = sizes_of_part(function, args, kwargs, team.shape, team._dim, num_parts, team._sections, member)
-            if sizes is None:
-                return []
-            found.append(flatten_arguments((args[0], *sizes), {})[0])
-        return found * num_parts if is_even else found
-
     def _falls_into(self, function: Any, args: Any, kwargs: Any, team: TeamTensor) -> bool:
         """Returns whether an operation takes a product apart into equal sections (a fused q, k and v); from the next
         call on the members have a share of each."""
         if team._dim is None or team._sections > 1 or len(team._weights) != 1:
             return False
-        if team._dim != team.dim() - 1 and function not in PICKS:
+        has_channels = self.matrices.have_channels(team._weights)
+        if team._dim != team.dim() - 1 and function not in PICKS and not has_channels:
             return False
         number = sections_asked_for(function, args, kwargs, team.shape, team._dim)
         return self.matrices.let_fall(next(iter(team._weights)), number, len(team._parts))
@@ -326,7 +322,7 @@ class Splitting:
         ]
         if any(item.requires_grad for item in outside):
             return kind(f"{name_of(function)} with a tensor from outside that gets gradient")
-        if any(item is not None and item.is_parameter and len(item.meta.shape) > 1 for item in placed):
+        if any(item is not None and item.is_parameter and is_matrix(item.meta) for item in placed):
             return kind(f"{name_of(function)} with a parameter")
         sections = max(item._sections for item in tensors if type(item) is TeamTensor)
         operands = [

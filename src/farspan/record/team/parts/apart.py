@@ -98,7 +98,7 @@ def tried(
             gradients = _gradients(outputs, seeds, wholes)
             sums: list[torch.Tensor | None] = [None] * len(operands)
             results: tuple[tuple[int, int], ...] | None = None
-            numbers = _sections_of(operands)
+            numbers = _sections_of(operands, dims)
             for member in range(num_parts):
 
                 def cut(tensor: torch.Tensor, dim: int, sections: int = 1, member: int = member) -> torch.Tensor:
@@ -142,10 +142,12 @@ def tried(
     return Trial(tuple(dims), results)
 
 
-def _sections_of(operands: Sequence[Operand]) -> list[int]:
-    """Returns into how many sections a result may fall along what is split: as an operand does, or into one for each
-    place before that in an operand, where both become one dimension (batch and heads)."""
-    found = {1: None, max(operand.sections for operand in operands): None}
+def _sections_of(operands: Sequence[Operand], dims: Sequence[int | None]) -> list[int]:
+    """Returns into how many sections a result may fall along what is split: as an operand does, or into those of all
+    (joined along it), or into one for each place before that in an operand, where both become one dimension (batch and
+    heads)."""
+    split = [operand.sections for operand, dim in zip(operands, dims, strict=True) if dim is not None]
+    found = {1: None, max(operand.sections for operand in operands): None, sum(split): None}
     for operand in operands:
         if operand.dim is not None:
             shape = operand.whole.shape

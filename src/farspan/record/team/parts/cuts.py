@@ -37,6 +37,8 @@ def _beside(operand: Operand, anchor: Operand) -> int | None:
     assert anchor.dim is not None
     behind = len(anchor.whole.shape) - anchor.dim
     dim = len(operand.whole.shape) - behind
+    if operand.is_fixed and len(operand.whole.shape) == 1:  # a number for each channel
+        dim = 0
     if dim < 0 or operand.whole.shape[dim] != anchor.whole.shape[anchor.dim]:
         return None
     return dim if behind > 1 or operand.is_fixed or operand.dim == dim else None

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.call.pytree.template import flatten_arguments
 from farspan.record.team.parts.shares import extent_of
 
-__all__ = ["CHUNKS", "PICKS", "SPLITS", "TAKES_SIZES", "sections_asked_for", "sizes_of_part"]
+if TYPE_CHECKING:
+    from farspan.graph import Template
+
+__all__ = ["CHUNKS", "PICKS", "SPLITS", "TAKES_SIZES", "sections_asked_for", "sizes_of_part", "templates_of_parts"]
 
 _T: Any = torch.Tensor
 _Sizes = Callable[[Sequence[int], int, int, int, Sequence[int], int], "list[int] | None"]
@@ -65,6 +69,40 @@ def sizes_of_part(
         return None
     sizes = TAKES_SIZES[function](shape, dim, num_parts, member, listed, sections)
     return None if sizes is None else (sizes,)
+
+
+def templates_of_parts(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    template: Template,
+    shape: Sequence[int],
+    dim: int | None,
+    num_parts: int,
+    sections: int,
+) -> list[Template]:
+    """Returns for each part the arguments with its sizes; nothing where there are none.
+
+    Args:
+        function: Whichever.
+        args: As the program gives them.
+        kwargs: By name.
+        template: Of both.
+        shape: Of the first tensor, as a whole.
+        dim: Along which it is split; None if it is not.
+        num_parts: Into how many.
+        sections: See `sizes_of_part`.
+    """
+    if function not in TAKES_SIZES or dim is None:
+        return [template] * num_parts
+    is_even = not shape[dim] % num_parts
+    found: list[Template] = []
+    for member in range(1 if is_even else num_parts):
+        sizes = sizes_of_part(function, args, kwargs, shape, dim, num_parts, sections, member)
+        if sizes is None:
+            return []
+        found.append(flatten_arguments((args[0], *sizes), {})[0])
+    return found * num_parts if is_even else found
 
 
 def sections_asked_for(
