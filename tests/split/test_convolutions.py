@@ -72,7 +72,8 @@ class Separable(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.hardswish(self.bn(self.deep(self.expand(x))))
         x = x * torch.sigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
-        return self.project(F.leaky_relu(self.pairs(x))).mean((2, 3))
+        x = F.dropout2d(F.leaky_relu(self.pairs(x)), 0.2, self.training)
+        return self.project(x).mean((2, 3))
 
 
 class Lines(nn.Module):
@@ -81,12 +82,12 @@ class Lines(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Conv1d(24, 16, 3, dilation=2), nn.Conv1d(8, 8, 1)
-        self.alone, self.back = nn.Conv1d(8, 8, 3, padding="same"), nn.ConvTranspose1d(8, 6, 3)
+        self.alone, self.back = nn.Conv1d(8, 16, 3, padding="same"), nn.ConvTranspose1d(8, 6, 3)
         self.solid, self.last = nn.Conv3d(1, 4, 2), nn.Conv3d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         values, gate = self.a(F.pad(x.flatten(1, 2), (4, 0))).chunk(2, dim=1)
-        x = self.back(F.relu(self.alone(self.b(values.tanh() * gate.sigmoid())[0])))
+        x = self.back(F.glu(self.alone(self.b(values.tanh() * gate.sigmoid())[0]), 0))
         return self.last(F.relu(self.solid(x[None, None, None, :, :6].expand(2, 1, 3, -1, -1))))
 
 
@@ -116,6 +117,7 @@ class Narrow(nn.Sequential):
 
 def train(model: Any, *, low: bool = False) -> Any:
     """Returns losses (two of them without gradient), the first step's gradients, and all that the model has then."""
+    torch.manual_seed(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     found: list[float] = []
     first: dict[str, Any] = {}

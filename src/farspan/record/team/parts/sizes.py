@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from farspan.call.pytree.template import flatten_arguments
 from farspan.record.team.parts.shares import extent_of
@@ -114,6 +115,8 @@ def sections_asked_for(
     if function in CHUNKS:
         given = dict(zip(("chunks", "dim"), args[1:], strict=False)) | kwargs
         return given["chunks"] if given.get("dim", 0) % len(shape) == dim else 1
+    if function in _HALVES:
+        return 2 if (args[1] if len(args) > 1 else kwargs.get("dim", -1)) % len(shape) == dim else 1
     if function in SPLITS:
         sizes, at = _split_given(args, kwargs, shape)
         return len(sizes) if at == dim and len(set(sizes)) == 1 else 1
@@ -192,6 +195,7 @@ def _without_unknown(sizes: Sequence[int], numel: int) -> list[int]:
     return [numel // known if size == -1 and known else size for size in sizes]
 
 
+_HALVES = frozenset([F.glu])  # of which one is multiplied by a function of the other
 _INDEXING = frozenset([_T.__getitem__])
 PICKS = frozenset([*_INDEXING, torch.unbind, _T.unbind, torch.select, _T.select])
 CHUNKS = frozenset([torch.chunk, _T.chunk])

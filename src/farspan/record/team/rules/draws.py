@@ -3,7 +3,8 @@
     F.dropout(h, 0.1)        where whole things run: the mask that one process draws      a part of it to each member
                              each member: h_part * mask_part / 0.9
 
-A mask is a byte for each number, drawn at the place in the program's random numbers at which the whole call would draw.
+A mask is a byte for each number (or for each channel), drawn at the place in the program's random numbers at which the
+whole call would draw.
 """
 
 from __future__ import annotations
@@ -28,8 +29,27 @@ def dropout(splitting: Rules, input: Any, p: float = 0.5, training: bool = True,
     """Record `F.dropout` of a team's tensor; NotImplemented where nothing is drawn, or it is written in place."""
     if type(input) is not TeamTensor or not training or inplace or not _draws(p):
         return NotImplemented
+    return _dropped(splitting, F.dropout, input, p, input._value.meta.shape, input._value.meta.stride)
+
+
+def dropout_of_channels(
+    function: Any, splitting: Rules, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Any:
+    """Record `F.dropout2d` or its like of a batch that is a team's tensor; NotImplemented as for `F.dropout`."""
+    if type(input) is not TeamTensor or not training or inplace or not _draws(p):
+        return NotImplemented
+    if input.dim() != _NUM_DIMS[function] or input._dim not in (None, 0, 1):
+        return NotImplemented
+    num_behind = input.dim() - 2
+    shape, stride = (*input.shape[:2], *[1] * num_behind), (input.shape[1], *[1] * (num_behind + 1))
+    return _dropped(splitting, function, input, p, shape, stride)
+
+
+def _dropped(
+    splitting: Rules, function: Any, input: TeamTensor, p: float, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> TeamTensor:
     meta, split = input._value.meta, input._split
-    masks = _masks(splitting, F.dropout, meta.shape, meta.stride, p, split, (input._dim, input._sections), input)
+    masks = _masks(splitting, function, shape, stride, p, split, (input._dim, input._sections), input)
     parts = [
         splitting.record(_kept, (part, mask, p), stage)
         for part, mask, stage in zip(used(input)._parts, masks, split.members, strict=True)
@@ -111,7 +131,7 @@ def _drawn_as(function: Any) -> Callable[..., torch.Tensor]:
         shape: tuple[int, ...], stride: tuple[int, ...], p: float, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         ones = torch.empty_strided(shape, stride, dtype=dtype, device=device).fill_(1)
-        return F.dropout(ones, p, True) != 0
+        return (function if function in _NUM_DIMS else F.dropout)(ones, p, True) != 0
 
     mask.__qualname__ = name_of(function)
     return mask
@@ -167,7 +187,10 @@ def _attention(
     return (weights * _noise(mask, p, weights.dtype)) @ value
 
 
+_NUM_DIMS: dict[Any, int] = {F.dropout1d: 3, F.dropout2d: 4, F.dropout3d: 5}
+"""Functions that keep or drop whole channels, and how many dimensions a batch has."""
 RULES: dict[Any, Any] = {
+    **{function: functools.partial(dropout_of_channels, function) for function in _NUM_DIMS},
     F.dropout: dropout,
     torch.dropout: lambda splitting, input, p, train: dropout(splitting, input, p, train),
     F.scaled_dot_product_attention: attention,
