@@ -115,6 +115,18 @@ class Value:
         self.ticket: Any = None
         """Where a small value of another rank arrives without being asked for."""
 
+    def drop_if_over(self) -> bool:
+        """Drop data that nothing on this rank takes any more: no segment, no message, no backward.
+
+        Returns False if nothing but a backward takes it: to that, its history matters, and not always its data.
+        """
+        if self.num_readers > 0 or self.is_held or self.call is None or self.data is None:
+            return True
+        if self.data.requires_grad:
+            return False
+        self.data = None  # it never required a gradient, or a backward has gone through it
+        return True
+
     @property
     def pending(self) -> bool:
         """Returns whether the value has yet to be computed."""

@@ -24,11 +24,7 @@ from farspan.call.draws.seen import SeenGenerator
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import CHANGES_GRADIENT_FLOW, METADATA_OF_ONE, PASS_THROUGH, SHOWS
-from farspan.call.user_hooks import (
-    call_with_user_hooks,
-    check_container,
-    open_leaves,
-)
+from farspan.call.user_hooks import call_with_user_hooks, check_container, open_leaves
 from farspan.record.across_ranks.hook_traces import watched
 from farspan.record.around_calls import check_around, check_cached, is_seen_inside, refuse_trace
 from farspan.record.lanes.batch import call_batch
@@ -204,7 +200,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.splitting.takes_operations.call_leaf(leaf, args, kwargs)
     if module._backward_hooks:
         check_container(module)
-    around = recorder.splitting.enter(id(module)) if recorder.splitting.stages else recorder.splitting.inside
+    around = recorder.splitting.enter(id(module)) if recorder.splitting.stages else None
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
@@ -216,7 +212,9 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if leaf is None:
             raise
     finally:
-        recorder.frame, recorder.splitting.inside = outer, around
+        recorder.frame = outer
+        if around is not None:
+            recorder.splitting.inside = around
     check_around()
     return recorder.call_leaf(leaf, args, kwargs)
 

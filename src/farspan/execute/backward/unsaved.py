@@ -14,7 +14,7 @@ import torch
 from farspan.call.leaf import Leaf
 from farspan.graph import Call, Segment, Value
 
-__all__ = ["drop_if_over", "release_inputs"]
+__all__ = ["release_inputs", "release_unsaved"]
 
 _SAVES_NOTHING = frozenset([torch.add, torch.clone, torch.cat])
 
@@ -34,20 +34,16 @@ def release_inputs(segment: Segment, is_followed: Callable[[Call], bool]) -> Non
                 _release(segment.leaves[value])
 
 
-def drop_if_over(value: Value, is_followed: Callable[[Call], bool] | None) -> None:
-    """Release data that nothing on this rank takes any more: no segment, no message, no backward.
+def release_unsaved(value: Value, is_followed: Callable[[Call], bool]) -> None:
+    """Release the data of `value`, which a backward may begin at and nothing else takes any more.
 
     Args:
         value: Whose.
-        is_followed: As above; None keeps the data of what a backward begins at.
+        is_followed: As above.
     """
-    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
+    if not _is_its_own(value) or value.data._is_view():
         return
-    if not value.data.requires_grad:  # it never did, or a backward has gone through it
-        value.data = None
-        return
-    if is_followed is None or not _is_its_own(value) or value.data._is_view():
-        return
+    assert value.call is not None
     if value not in _maybe_saved(value.call.segment, is_followed):
         _release(value.data)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward.split import Deferred
-from farspan.execute.backward.unsaved import drop_if_over, release_inputs
+from farspan.execute.backward.unsaved import release_inputs, release_unsaved
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.step_record import Trace
@@ -106,8 +105,7 @@ class Executor:
     def _run(self, program: Program) -> None:
         self.traces, self.passed_on = [], []
         self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward.stops is not None}
-        self.deferred = {}
-        self.arrived = {}
+        self.deferred, self.arrived = {}, {}
         if program.gpu_channels:
             self.channels.open(program.gpu_channels)
         for action in program.actions:
@@ -222,7 +220,7 @@ class Executor:
                 self._send(message)
             for value in _values_in(action.sends):
                 value.num_readers -= 1
-                drop_if_over(value, self._followed)
+                self._drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
         if self._start is not None:
@@ -250,10 +248,12 @@ class Executor:
             self.interruption.note(error, action.work)
 
     def _forward(self, segment: Segment) -> None:
-        device, interruption = self.device_of(segment), self.interruption
+        device, around, before = self.device_of(segment), None, self.interruption.begin_call
+        if self.remat.is_used:
+            around, before = self.remat.around, self.remat.followed(before)
         if self.replicas.tensors:
             self.replicas.bring(segment, device)
-        run_forward(segment, device, self._around, before=self.remat.followed(interruption.begin_call))
+        run_forward(segment, device, around, before=before)
         if self._followed is not None:
             release_inputs(segment, self._followed)
         segment.executed = True
@@ -266,10 +266,6 @@ class Executor:
             if self.replicas.tensors:
                 self.replicas.bring(segment, device)
             run_forward(segment, device, before=interruption.begin_call, chosen=chosen)
-
-    @property
-    def _around(self) -> Callable[[Segment], contextlib.AbstractContextManager[None]] | None:
-        return self.remat.around if self.remat.is_used else None
 
     @property
     def _followed(self) -> Callable[[Call], bool] | None:
@@ -333,7 +329,7 @@ class Executor:
         assert isinstance(work, Segment)
         for value in work.inputs:
             value.num_readers -= 1
-            drop_if_over(value, self._followed)
+            self._drop_if_over(value)
             if self._has_slices:
                 self.replicas.release_used(value)
             users = value.num_users
@@ -341,6 +337,10 @@ class Executor:
                 value.num_users = users - 1
                 if users == 1:
                     value.data = None
+
+    def _drop_if_over(self, value: Value) -> None:
+        if not value.drop_if_over() and (is_followed := self._followed) is not None:
+            release_unsaved(value, is_followed)
 
     def _post(self, message: Message) -> None:
         self.channels.post(message, _metas_of(message), device_of(message.channel.target))

@@ -91,8 +91,6 @@ class Remat:
 
     def followed(self, before: Callable[[Call], None]) -> Callable[[Call], None]:
         """Returns what is called with each call that is about to run, as `before` is."""
-        if not self.is_used:
-            return before
 
         def follow(call: Call) -> None:
             before(call)
