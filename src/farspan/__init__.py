@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farspan.api import plan_of as plan_of
     from farspan.api import rank as rank
     from farspan.errors import FarspanError as FarspanError
+    from farspan.launch.roles.role import role as role
     from farspan.plan import Plan as Plan
     from farspan.state.loading.choice import latest as latest
     from farspan.state.loading.load import load as load
@@ -47,6 +48,7 @@ __all__ = [
     "plan_of",
     "rank",
     "resumable",
+    "role",
     "save",
 ]
 
@@ -67,6 +69,7 @@ _HOMES = {
     "load_ipython_extension": "farspan.launch.forked.magic",
     "latest": "farspan.state.loading.choice",
     "load": "farspan.state.loading.load",
+    "role": "farspan.launch.roles.role",
     "resumable": "farspan.state.position.resumable",
     "save": "farspan.state.saving.save",
 }

@@ -20,6 +20,7 @@ __all__ = [
     "PlanError",
     "RecordError",
     "RemoteError",
+    "ServiceError",
     "printable",
     "quoted",
 ]
@@ -107,6 +108,17 @@ class RemoteError(FarspanError):
 
     remote_traceback: str = ""
     rank: int = -1
+    is_loss: bool = False
+
+
+class ServiceError(FarspanError):
+    """A call of another process's object has failed, or cannot be made.
+
+    `remote_type` is the name of the class of exception that the method has raised, "" if it has raised none; `is_loss`
+    is True if the process is gone: whether it has run the call is not known.
+    """
+
+    remote_type: str = ""
     is_loss: bool = False
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from farspan import settings
 from farspan.cli.arguments import Parser, host_range, whole_number
 from farspan.errors import LaunchError
+from farspan.launch.roles import read_role
 from farspan.outputs import check_outputs
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _WITH_VALUE = (
     "--nnodes",
     "--join",
     "--node-rank",
+    "--role",
 )
 _MOST_RESTARTS = 1_000_000
 _EXAMPLES = """\
@@ -39,6 +41,7 @@ everything after the script or module belongs to it:
   farspan run -n 4 -m package.train --lr 3e-4
   farspan run -n 4 --report step.html train.py
   farspan run --hosts a:2,b:4 --max-restarts 10 train.py
+  farspan run --role actor=4 --role learner=2 train.py
 """
 
 
@@ -49,7 +52,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         help="start a script in several processes on this machine",
         description="Starts a script in several processes on this machine. Rank 0 has the console, the "
         "others write to files; if a rank fails, its traceback is shown once.",
-        usage="farspan run (-n N | --hosts HOSTS) [options] (script.py | -m module | executable) [args ...]",
+        usage="farspan run (-n N | --hosts HOSTS | --role NAME=N ...) [options] (script.py | -m module | executable) [args ...]",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -83,6 +86,15 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
     )
     parser.add_argument(
         "--ssh", metavar="COMMAND", default="ssh", help="what runs a line on a host, instead of ssh: COMMAND HOST LINE"
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        type=read_role,
+        metavar="NAME=N",
+        help="N processes with a role of that name (farspan.role()); several times. The run is over when the role named "
+        "last is; the others come and go",
     )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
     parser.add_argument(
@@ -132,10 +144,10 @@ def _execute(arguments: argparse.Namespace) -> int:
     from farspan.launch.run_job import run
 
     script_argv: list[str] = arguments.script_argv
-    if arguments.hosts is None and arguments.num_processes is None:
+    if arguments.hosts is None and arguments.num_processes is None and not arguments.role:
         raise LaunchError(
             "how many processes?",
-            why="-n is missing, or --hosts; options of farspan run come before the script.",
+            why="-n is missing, or --hosts, or --role; options of farspan run come before the script.",
             hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
         )
     settings.check()
@@ -144,6 +156,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
     if arguments.verbose:
         environment["FARSPAN_VERBOSE"] = "1"
+    if arguments.role:
+        return _run_roles(arguments, environment)
     fleet: Fleet | None = None
     if arguments.join is not None:
         from farspan.launch.hosts import join_run, read_address
@@ -163,6 +177,28 @@ def _execute(arguments: argparse.Namespace) -> int:
         max_restarts=arguments.max_restarts,
         keeps_going=arguments.keep_going,
         fleet=fleet,
+    )
+
+
+def _run_roles(arguments: argparse.Namespace, environment: dict[str, str]) -> int:
+    from farspan.launch.roles.run_roles import run_roles
+
+    given = {"-n": arguments.num_processes, "--hosts": arguments.hosts, "--join": arguments.join}
+    other = next((option for option, value in given.items() if value is not None), None)
+    if other is not None:
+        raise LaunchError(
+            f"--role and {other} do not go together.",
+            why="each role has its number of processes, and all are on this machine.",
+            hint="farspan run --role actor=4 --role learner=2 train.py",
+        )
+    return run_roles(
+        arguments.script_argv,
+        arguments.role,
+        log_dir=arguments.log_dir,
+        environment=environment,
+        files=arguments.files,
+        max_restarts=arguments.max_restarts,
+        keeps_going=arguments.keep_going,
     )
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "ProtocolError",
     "adopt",
     "advance",
+    "close_in_children",
     "decode",
     "encode",
     "is_of_link",
@@ -263,6 +264,11 @@ def adopt(sock: socket.socket) -> socket.socket:
     for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 15)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return close_in_children(sock)
+
+
+def close_in_children(sock: socket.socket) -> socket.socket:
+    """Lets forked children close a socket: their copy would hide the end of this process from the other end."""
     _open_sockets.add(sock)
     return sock
 

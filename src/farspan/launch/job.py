@@ -32,7 +32,7 @@ from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
 from farspan.launch.rank_process import signal_name
 from farspan.launch.terminal import say
 
-__all__ = ["Crew", "Events", "Job", "Noted", "Started", "signals_to"]
+__all__ = ["Crew", "Ended", "Events", "Job", "Noted", "Over", "Started", "signals_to"]
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
@@ -81,7 +81,9 @@ class Crew(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
+class Ended:
+    """A rank has ended."""
+
     rank: Started
     returncode: int
 
@@ -89,6 +91,11 @@ class _Ended:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
     """Another host has left notes in the folder of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """What the ranks were started for is over: they are ended, which is no failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +107,7 @@ class _Doomed:
     ranks: tuple[int, ...]
 
 
-Events = queue.SimpleQueue[_Ended | Noted | _Doomed | signal.Signals]
+Events = queue.SimpleQueue[Ended | Noted | Over | _Doomed | signal.Signals]
 """Ends of ranks, and signals to the launcher."""
 
 
@@ -117,6 +124,9 @@ class Job:
             found each other.
         keeps_going: Whether the others go on where a rank is lost, if they can.
     """
+
+    trains_one_model = True
+    """Whether ranks that train without having called farspan.distribute are a mistake."""
 
     def __init__(
         self,
@@ -150,6 +160,8 @@ class Job:
             crew.take_members(self.members)
         self.interrupted_by: signal.Signals | None = None
         self.failed_before_interrupt = False
+        self.is_over = False
+        """Whether the ranks were ended because what they were started for is over."""
         self._deadline: float | None = None
         self._next_signal = signal.SIGTERM
 
@@ -164,7 +176,7 @@ class Job:
                     hint="fewer processes, or see ulimit -u and ulimit -n",
                 ) from None
             self.ranks.append(rank)
-            threading.Thread(target=self._watch, args=(rank,), daemon=True).start()
+            threading.Thread(target=self.watch, args=(rank,), daemon=True).start()
 
     def wait(self) -> None:
         """Returns when all ranks have ended, by themselves or by us."""
@@ -173,18 +185,26 @@ class Job:
             try:
                 event = self.events.get(timeout=timeout)
             except queue.Empty:
-                self._stop_running()
+                self.stop_running()
                 continue
-            if isinstance(event, _Ended):
+            if isinstance(event, Ended):
                 self._note_end(event)
             elif isinstance(event, Noted):
                 self._end_who_waits()
             elif isinstance(event, _Doomed):
                 event.job.kill(event.ranks)
+            elif isinstance(event, Over):
+                self.is_over = True
+                self.stop_running()
             elif event is signal.SIGUSR1:
                 self._show_stacks()
             else:
-                self._pass_on(event)
+                self.pass_on(event)
+
+    @property
+    def is_ending(self) -> bool:
+        """Returns whether the ranks that still run are to end."""
+        return self.interrupted_by is not None or self._deadline is not None or self._next_signal != signal.SIGTERM
 
     def close(self, *, kills: bool = False) -> None:
         """Ends what is left over: helpers of a job that failed, or everything after an error of ours.
@@ -206,18 +226,19 @@ class Job:
         if self.members is not None:
             self.members.close()
 
-    def _watch(self, rank: Started) -> None:
+    def watch(self, rank: Started) -> None:
+        """Puts the end of a rank among the events; runs in a thread of its own."""
         try:
             returncode = rank.wait()
         except ChildProcessError:  # reaped by close()
             returncode = 1
-        self.events.put(_Ended(rank=rank, returncode=returncode))
+        self.events.put(Ended(rank=rank, returncode=returncode))
 
-    def _note_end(self, event: _Ended) -> None:
+    def _note_end(self, event: Ended) -> None:
         event.rank.returncode = event.returncode
         event.rank.has_ended = True
         self.ended.append(event.rank)
-        if self._goes_on_after(event):
+        if self.goes_on_after(event):
             return
         if event.returncode != 0 and self._deadline is None and self._next_signal == signal.SIGTERM:
             self.failed_before_interrupt = self.interrupted_by is None
@@ -236,7 +257,7 @@ class Job:
             self.crew.note_end(event.rank.number)
             self._end_who_waits()
 
-    def _goes_on_after(self, event: _Ended) -> bool:
+    def goes_on_after(self, event: Ended) -> bool:
         """Returns whether the run goes on without a rank that has ended; then those of its group are to end too."""
         members, rank = self.members, event.rank
         if members is None or self.interrupted_by is not None or self._next_signal != signal.SIGTERM:
@@ -295,9 +316,10 @@ class Job:
         else:
             say("farspan run: rank 0 has not called farspan.distribute yet, or has a use of its own for SIGUSR1")
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def pass_on(self, number: signal.Signals) -> None:
+        """Takes a signal to the launcher."""
         if self.interrupted_by is not None:
-            self._stop_running()
+            self.stop_running()
             return
         self.interrupted_by = number
         say(f"farspan run: {number.name} passed on to all ranks; once more ends them at once")
@@ -306,7 +328,8 @@ class Job:
             # want its helpers (data loaders) for a last checkpoint.
             rank.send(number, group=number == signal.SIGINT)
 
-    def _stop_running(self) -> None:
+    def stop_running(self) -> None:
+        """Ends the ranks that run: by SIGTERM, and 3 s later by SIGKILL."""
         for rank in self._running():
             rank.was_stopped = True
             rank.send(self._next_signal, group=True)
@@ -316,8 +339,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def signals_to(events: Events) -> Generator[None, None, None]:
-    """Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into events; an ignored one (nohup, `&`) stays so.
+def signals_to(*jobs: Events) -> Generator[None, None, None]:
+    """Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into events of all jobs; an ignored one (nohup, `&`) stays
+    so. SIGUSR1 is for the first job alone, which has the console.
 
     A handler written in Python runs when the main thread comes to its next line: not before a wait has ended that began
     just after the signal. So the number of the signal goes to a thread, through a socket, at once.
@@ -334,7 +358,8 @@ def signals_to(events: Events) -> Generator[None, None, None]:
     def pass_on() -> None:
         while number := source.recv(1):
             if number[0] in signals:
-                events.put(signal.Signals(number[0]))
+                for events in jobs if number[0] != signal.SIGUSR1 else jobs[:1]:
+                    events.put(signal.Signals(number[0]))
 
     passing = threading.Thread(target=pass_on, daemon=True)
     passing.start()

@@ -68,10 +68,9 @@ class Process:
 
 
 class Rank(Process):
-    """A process whose output goes to the console, if it is rank 0, or to a log."""
+    """A process whose output goes to a log, or to the console where there is none."""
 
-    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log_dir: Path) -> None:
-        log = log_dir / f"rank{number}.log" if number else None
+    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
         self._tee = Tee() if log is None else None
         if log is not None:
             output = open_log(log)

@@ -15,14 +15,12 @@ import contextlib
 import os
 import queue
 import signal
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 
 from farspan.errors import LaunchError
-from farspan.launch.attempts import Here, Restarts, attempt, find_command, shared_variables
+from farspan.launch.attempts import Here, Restarts, attempt_repeatedly, find_command, make_log_dir, shared_variables
 from farspan.launch.hosts import Fleet
 from farspan.launch.job import Crew, Events, Noted, signals_to
 from farspan.launch.rank.entropy import entropy_variables
@@ -87,7 +85,7 @@ def run(
             hint=_EXAMPLE,
         )
     command = find_command(script_argv)
-    folder = _make_log_dir(log_dir)
+    folder = make_log_dir(log_dir)
     if verbose:
         say(f"farspan run: {num_processes} processes, logs in {folder}")
     shared = shared_variables(num_processes, folder) | dict(environment or {})
@@ -101,35 +99,31 @@ def run(
     def open_crew(variables: dict[str, str]) -> Crew:
         return fleet.open(events, variables, files) if fleet is not None else Here(command, num_processes, variables)
 
+    def count() -> int:
+        if fleet is None:
+            return num_processes
+        _gather(fleet, events)
+        say(f"farspan run: {fleet.describe()}; logs in {folder}")
+        return fleet.num_processes
+
     try:
         with signals_to(events):
-            while True:
-                if fleet is not None:
-                    interrupted_by = _gather(fleet, events)
-                    if interrupted_by is not None:
-                        say(f"farspan run: ended by {interrupted_by.name} while it waited for hosts")
-                        code = 128 + interrupted_by
-                        return code
-                    num_processes = fleet.num_processes
-                    say(f"farspan run: {fleet.describe()}; logs in {folder}")
-                logs = folder / f"restart-{restarts.num_done}" if restarts.num_done else folder
-                outcome = attempt(
-                    events,
-                    open_crew,
-                    num_processes,
-                    log_dir=_make_log_dir(logs),
-                    variables=shared | {"FARSPAN_LOG_DIR": str(logs)} | restarts.variables(),
-                    files=files,
-                    grace_s=grace_s,
-                    comes_again=max_restarts > 0,
-                    keeps_going=keeps_going,
-                )
-                goes_on, text = restarts.starts_again(outcome)
-                if text:
-                    say(text)
-                if not goes_on:
-                    code = outcome.code
-                    return code
+            code = attempt_repeatedly(
+                events,
+                open_crew,
+                count,
+                folder=folder,
+                variables=shared,
+                restarts=restarts,
+                files=files,
+                grace_s=grace_s,
+                keeps_going=keeps_going,
+            )
+            return code
+    except _Interrupted as interrupted:
+        say(f"farspan run: ended by {interrupted.by.name} while it waited for hosts")
+        code = 128 + interrupted.by
+        return code
     finally:
         restarts.close()
         if fleet is not None:
@@ -139,8 +133,20 @@ def run(
                 folder.rmdir()  # only if nobody wrote: one rank has no log
 
 
-def _gather(fleet: Fleet, events: Events) -> signal.Signals | None:
-    """Returns when the hosts are there, or with the signal that has come meanwhile."""
+class _Interrupted(Exception):
+    """A signal has come while the launcher waited for hosts."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(by.name)
+        self.by = by
+
+
+def _gather(fleet: Fleet, events: Events) -> None:
+    """Returns when the hosts are there.
+
+    Raises:
+        _Interrupted: A signal has come meanwhile.
+    """
     result: Future[None] = Future()
 
     def gather() -> None:
@@ -155,21 +161,5 @@ def _gather(fleet: Fleet, events: Events) -> signal.Signals | None:
     while not result.done():
         event = events.get()
         if isinstance(event, signal.Signals) and event is not signal.SIGUSR1:
-            return event
+            raise _Interrupted(event)
     result.result()
-    return None
-
-
-def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:
-    if log_dir is None:
-        return Path(tempfile.mkdtemp(prefix="farspan-"))
-    folder = Path(log_dir).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(
-            f"the folder for logs, {folder}, cannot be made.",
-            why=f"{error.strerror}.",
-            hint="another --log-dir, or none: a fresh folder is made",
-        ) from None
-    return folder

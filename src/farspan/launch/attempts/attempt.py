@@ -32,6 +32,7 @@ def attempt(
     comes_again: bool,
     keeps_going: bool = False,
     says: Callable[[str], None] = say,
+    open_job: Callable[..., Job] = Job,
 ) -> Outcome:
     """Starts all ranks, and returns what has become of them when all have ended and nothing of theirs is left.
 
@@ -46,12 +47,13 @@ def attempt(
         comes_again: Whether another start may follow, before which all that a rank has left running must be gone.
         keeps_going: Whether the others go on where a rank is lost, if they can.
         says: Shows a text on the console.
+        open_job: Has the ranks together.
     """
     shared = dict(variables)
     run_folder = make_run_folder(shared, num_processes, files)
     sweeper = None if run_folder is None else Sweeper(run_folder)
     try:
-        job = Job(
+        job = open_job(
             events,
             open_crew(shared),
             log_dir=log_dir,
@@ -75,6 +77,6 @@ def attempt(
     outcome = conclude(job, heard)
     if outcome.text:
         says(outcome.text)
-    elif are_copies:
+    elif are_copies and job.trains_one_model:
         says(_ALONE.format(n=num_processes))
     return outcome

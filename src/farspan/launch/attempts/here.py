@@ -21,20 +21,29 @@ class Here:
         num_processes: How many.
         shared: The variables that all of them get.
         first: The first rank that is here, where others are elsewhere.
+        has_console: Whether rank 0 has the console, rather than a log.
     """
 
     def __init__(
-        self, command: Sequence[str], num_processes: int, shared: Mapping[str, str], *, first: int = 0
+        self,
+        command: Sequence[str],
+        num_processes: int,
+        shared: Mapping[str, str],
+        *,
+        first: int = 0,
+        has_console: bool = True,
     ) -> None:
         self.num_processes = num_processes
         self._command = command
         self._variables = inherited_variables() | dict(shared)
         self._first = first
+        self._has_console = has_console
 
-    def start(self, number: int, log_dir: Path) -> Rank:
-        """Starts one."""
+    def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Rank:
+        """Starts one, with more variables of its own."""
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number - self._first)}
-        return Rank(number, self._command, self._variables | own, log_dir)
+        log = log_dir / f"rank{number}.log" if number or not self._has_console else None
+        return Rank(number, self._command, self._variables | own | dict(more or {}), log)
 
     def note_end(self, number: int) -> None:
         """Nothing: the launcher's own note is for all."""

@@ -48,7 +48,7 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     gone = set[int]() if job.members is None else job.members.gone
     failed = [rank for rank in job.ended if rank.returncode != 0 and rank.number not in gone]
     own = [rank for rank in failed if not rank.was_stopped]
-    if not failed:
+    if not failed or job.is_over:
         return Outcome(code=0, was_interrupted=job.interrupted_by is not None)
     if job.interrupted_by is not None and not job.failed_before_interrupt:
         text = f"farspan run: ended by {job.interrupted_by.name}; logs in {job.log_dir}"

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["Lines", "connect_to", "listen_in"]
+__all__ = ["Lines", "connect_to", "listen_in", "socket_to"]
 
 Message = dict[str, Any]
 
@@ -84,26 +84,42 @@ class Lines:
 
 
 @contextlib.contextmanager
-def _path_in(folder: str) -> Generator[str]:
+def _path_in(folder: str, name: str) -> Generator[str]:
     """Gives a path of the socket that is short enough for one, however long that of the folder is."""
-    path = str(Path(folder) / _NAME)
+    path = str(Path(folder) / name)
     if not os.path.isdir("/proc/self/fd"):
         yield path
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{descriptor}/{_NAME}"
+        yield f"/proc/self/fd/{descriptor}/{name}"
     finally:
         os.close(descriptor)
 
 
-def listen_in(folder: str) -> socket.socket:
+def listen_in(folder: str, name: str = _NAME) -> socket.socket:
     """Returns a socket to which those can connect that can enter the folder."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _path_in(folder) as path:
+    with _path_in(folder, name) as path:
         listener.bind(path)
     listener.listen(128)
     return listener
+
+
+def socket_to(folder: str, name: str = _NAME) -> socket.socket:
+    """Returns a connection with who listens in the folder under a name.
+
+    Raises:
+        OSError: Nobody does.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _path_in(folder, name) as path:
+            sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def connect_to(folder: str) -> Lines:
@@ -112,7 +128,4 @@ def connect_to(folder: str) -> Lines:
     Raises:
         OSError: Nobody does.
     """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _path_in(folder) as path:
-        sock.connect(path)
-    return Lines(sock)
+    return Lines(socket_to(folder))

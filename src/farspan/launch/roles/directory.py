@@ -1,0 +1,109 @@
+"""Says where the services of a run are: who exposes one tells its name and socket, who wants it asks by name.
+
+    a process   {"is": "expose", "name": "buffer", "socket": "4711-1", "who": "learner 0"}
+    directory   {"is": "exposed", "name": "buffer", "by": "learner 0"}       or by whom it is taken
+    another     {"is": "find", "name": "buffer"}
+    directory   {"is": "found", "name": "buffer", "socket": "4711-1"}         as soon as there is one
+    another     {"is": "list"}
+    directory   {"is": "names", "names": ["buffer"]}
+
+A name belongs to the connection over which it came: it is free again when that ends, however the process has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from farspan.launch.membership.lines import Lines, listen_in
+
+__all__ = ["Directory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    owner: Lines
+    socket: str
+    who: str
+
+
+class Directory:
+    """Answers the processes of a run, a thread for each.
+
+    Args:
+        folder: Where it and all services listen; only this user can enter it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._waiting: dict[str, list[Lines]] = {}
+        """For each name that is not there, who waits for it."""
+        self._open: set[Lines] = set()
+        self._listener = listen_in(folder)
+        threading.Thread(target=self._accept, name="farspan-directory", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with contextlib.suppress(OSError):  # not every system wakes who accepts by that; its thread is a daemon
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for lines in self._open:
+                lines.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(Lines(sock),), daemon=True).start()
+
+    def _serve(self, lines: Lines) -> None:
+        with self._lock:
+            self._open.add(lines)
+        try:
+            while True:
+                message = lines.receive()
+                with self._lock:
+                    self._hear(lines, message)
+        except (EOFError, KeyError, TypeError):
+            with self._lock:
+                self._forget(lines)
+                lines.close()
+
+    def _hear(self, lines: Lines, message: dict[str, Any]) -> None:
+        kind, name = message["is"], str(message.get("name", ""))
+        if kind == "expose":
+            entry = self._entries.setdefault(
+                name, _Entry(owner=lines, socket=str(message["socket"]), who=str(message["who"]))
+            )
+            lines.send({"is": "exposed", "name": name, "socket": entry.socket, "by": entry.who})
+            for other in self._waiting.pop(name, []):
+                other.send(_found(name, entry))
+        elif kind == "withdraw":
+            if name in self._entries and self._entries[name].owner is lines:
+                del self._entries[name]
+        elif kind == "find":
+            if name in self._entries:
+                lines.send(_found(name, self._entries[name]))
+            elif lines not in self._waiting.setdefault(name, []):
+                self._waiting[name].append(lines)
+        elif kind == "list":
+            lines.send({"is": "names", "names": sorted(self._entries)})
+
+    def _forget(self, lines: Lines) -> None:
+        self._open.discard(lines)
+        for name in [name for name, entry in self._entries.items() if entry.owner is lines]:
+            del self._entries[name]
+        for waiting in self._waiting.values():
+            if lines in waiting:
+                waiting.remove(lines)
+
+
+def _found(name: str, entry: _Entry) -> dict[str, Any]:
+    return {"is": "found", "name": name, "socket": entry.socket, "who": entry.who}

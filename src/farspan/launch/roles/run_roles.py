@@ -1,0 +1,198 @@
+"""Starts the processes of several roles, each role with ranks, logs and restarts of its own.
+
+                  ranks   console         random numbers, files      its end
+    the last role 0..n-1  rank 0 has it   one program, as ever       ends the run, with its exit code
+    other roles   0..n-1  logs            each process for itself    the run goes on
+
+The ranks of a role find each other, and nobody else, by a store of their own: `farspan.distribute` knows nothing of
+roles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from farspan.errors import LaunchError
+from farspan.launch.attempts import (
+    Here,
+    Restarts,
+    attempt_repeatedly,
+    find_command,
+    make_log_dir,
+    own_threads,
+    shared_variables,
+)
+from farspan.launch.job import Crew, Events, Job, Over, signals_to
+from farspan.launch.rank.entropy import entropy_variables
+from farspan.launch.roles.directory import Directory
+from farspan.launch.roles.loose_job import LooseJob
+from farspan.launch.roles.role import Role
+from farspan.launch.sweep import Sweeper
+from farspan.launch.terminal import say
+
+__all__ = ["run_roles"]
+
+
+def run_roles(
+    script_argv: Sequence[str],
+    roles: Sequence[Role],
+    *,
+    log_dir: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    files: str | None = None,
+    max_restarts: int = 0,
+    keeps_going: bool = False,
+    grace_s: float = 5.0,
+) -> int:
+    """Runs the processes of all roles on this machine, until those of the last role have ended; ends the others then.
+
+    The last role runs as `farspan run -n` does. Of the others a process that fails or is killed is started again, or
+    left out, and the rest goes on; but where a role has called `farspan.distribute`, its ranks fail together. Every
+    process gets FARSPAN_ROLE, and its rank and world size are those within its role.
+
+    Args:
+        script_argv: As in `run`; all roles run it.
+        roles: At least one; no name twice.
+        log_dir: Folder for `ROLE/rank0.log`, ...; None makes a fresh one for temporary files.
+        environment: Further variables for every process.
+        files: As in `run`, for the last role; processes of the others write where the script says.
+        max_restarts: How often the last role, and any process of another one, may be started again.
+        keeps_going: As in `run`, for the last role.
+        grace_s: Seconds between the first failure in a role and SIGTERM.
+
+    Returns:
+        The exit code of the last role, as in `run`.
+
+    Raises:
+        LaunchError: Nothing was started: no such script, bad folder, a role twice.
+    """
+    _check(roles)
+    command = find_command(script_argv)
+    folder = make_log_dir(log_dir)
+    services = tempfile.mkdtemp(prefix="farspan-run-")
+    everybody = {**own_threads(sum(role.num_processes for role in roles)), **(environment or {})}
+    everybody["FARSPAN_SERVICES"] = services
+    *others, main = [
+        _Running(command, role, folder / role.name, everybody, max_restarts=max_restarts, grace_s=grace_s)
+        for role in roles
+    ]
+    say(f"farspan run: {_describe(roles)}; logs in {folder}")
+    with contextlib.ExitStack() as stack:
+        stack.callback(Sweeper(services).close)
+        stack.callback(Directory(services).close)
+        stack.enter_context(signals_to(main.events, *[other.events for other in others]))
+        threads = [threading.Thread(target=other.run_beside, args=(main,), daemon=True) for other in others]
+        try:
+            for thread in threads:
+                thread.start()
+            code = main.run_as_program(files, keeps_going=keeps_going)
+        finally:
+            for other in others:
+                other.events.put(Over())
+            for thread in threads:
+                thread.join()
+        for other in others:
+            if other.error is not None:
+                raise other.error
+    return code
+
+
+class _Running:
+    """The starts of one role."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        role: Role,
+        folder: Path,
+        variables: Mapping[str, str],
+        *,
+        max_restarts: int,
+        grace_s: float,
+    ) -> None:
+        self.role = role
+        self.events: Events = queue.SimpleQueue()
+        self.error: LaunchError | None = None
+        """Why no process of the role could be started."""
+        self._command = command
+        self._folder = folder
+        self._variables = {**variables, "FARSPAN_ROLE": role.name}
+        self._max_restarts = max_restarts
+        self._grace_s = grace_s
+
+    def run_as_program(self, files: str | None, *, keeps_going: bool) -> int:
+        """Runs it as the program that the run is for; returns its exit code."""
+        variables = shared_variables(self.role.num_processes, self._folder) | self._variables
+        if keeps_going:
+            variables["FARSPAN_KEEP_GOING"] = "1"
+        if self.role.num_processes > 1:
+            variables |= entropy_variables(os.environ | variables)
+        return self._run(variables, files, Job, has_console=True, keeps_going=keeps_going)
+
+    def run_beside(self, main: _Running) -> None:
+        """Runs it as one that others go on without; where it cannot be started, ends the role the run is for."""
+        variables = shared_variables(self.role.num_processes, self._folder) | self._variables
+        loose = functools.partial(LooseJob, role=self.role.name, max_restarts=self._max_restarts, says=say)
+        try:
+            code = self._run(variables, "all", loose)
+            if code:
+                say(f"farspan run: the run goes on without {self.role.name}")
+        except LaunchError as error:
+            self.error = error
+            main.events.put(Over())
+
+    def _run(
+        self,
+        variables: Mapping[str, str],
+        files: str | None,
+        open_job: Callable[..., Job],
+        *,
+        has_console: bool = False,
+        keeps_going: bool = False,
+    ) -> int:
+        restarts = Restarts(self._max_restarts)
+
+        def open_crew(shared: dict[str, str]) -> Crew:
+            return Here(self._command, self.role.num_processes, shared, has_console=has_console)
+
+        try:
+            return attempt_repeatedly(
+                self.events,
+                open_crew,
+                lambda: self.role.num_processes,
+                folder=self._folder,
+                variables=variables,
+                restarts=restarts,
+                files=files,
+                grace_s=self._grace_s,
+                keeps_going=keeps_going,
+                says=self._say,
+                open_job=open_job,
+            )
+        finally:
+            restarts.close()
+
+    def _say(self, text: str) -> None:
+        start = "farspan run: "
+        say(f"{start}{self.role.name}: {text.removeprefix(start)}" if text.startswith(start) else text)
+
+
+def _check(roles: Sequence[Role]) -> None:
+    names = [role.name for role in roles]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise LaunchError(
+            f"the role {again} is there twice.", why="a name is that of one role.", hint=f"--role {again}=4, once"
+        )
+
+
+def _describe(roles: Sequence[Role]) -> str:
+    counts = ", ".join(f"{role.num_processes} of {role.name}" for role in roles)
+    return f"{counts}; the run is over when {roles[-1].name} is"
