@@ -1,6 +1,6 @@
 """The import table of the library (DESIGN.md, section 8), and the few rules on its form, enforced by reading its files.
 
-cli > api > place > adapters > state > execute > comm > control > record > call > torch_private > profile
+cli > api > place > adapters, services > state > execute > comm > control > record > call > torch_private > profile
     > report, launch > planner > program > plan > schedule > graph, cluster
     > documents, locks, settings, outputs > errors, units
 
@@ -27,7 +27,7 @@ FLOORS = (
     {"cli"},
     {"api"},
     {"place"},
-    {"adapters"},
+    {"adapters", "services"},
     {"state"},
     {"execute"},
     {"comm"},

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from farspan.errors import FarspanError as FarspanError
     from farspan.launch.roles.role import role as role
     from farspan.plan import Plan as Plan
+    from farspan.services import expose as expose
+    from farspan.services import service as service
     from farspan.state.loading.choice import latest as latest
     from farspan.state.loading.load import load as load
     from farspan.state.position.resumable import resumable as resumable
@@ -37,6 +39,7 @@ __all__ = [
     "data_world",
     "deferred_init",
     "distribute",
+    "expose",
     "flush",
     "from_rank",
     "last_step",
@@ -50,6 +53,7 @@ __all__ = [
     "resumable",
     "role",
     "save",
+    "service",
 ]
 
 _HOMES = {
@@ -57,6 +61,7 @@ _HOMES = {
     "data_world": "farspan.api",
     "deferred_init": "farspan.api",
     "distribute": "farspan.api",
+    "expose": "farspan.services",
     "flush": "farspan.api",
     "from_rank": "farspan.api",
     "last_step": "farspan.api",
@@ -72,6 +77,7 @@ _HOMES = {
     "role": "farspan.launch.roles.role",
     "resumable": "farspan.state.position.resumable",
     "save": "farspan.state.saving.save",
+    "service": "farspan.services",
 }
 
 

@@ -114,11 +114,12 @@ class RemoteError(FarspanError):
 class ServiceError(FarspanError):
     """A call of another process's object has failed, or cannot be made.
 
-    `remote_type` is the name of the class of exception that the method has raised, "" if it has raised none; `is_loss`
-    is True if the process is gone: whether it has run the call is not known.
+    `remote_type` is the name of the class of exception that the method has raised, "" if it has raised none, and
+    `remote_traceback` its traceback. `is_loss` is True if the process is gone: it may have run the call or not.
     """
 
     remote_type: str = ""
+    remote_traceback: str = ""
     is_loss: bool = False
 
 

@@ -52,7 +52,8 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         help="start a script in several processes on this machine",
         description="Starts a script in several processes on this machine. Rank 0 has the console, the "
         "others write to files; if a rank fails, its traceback is shown once.",
-        usage="farspan run (-n N | --hosts HOSTS | --role NAME=N ...) [options] (script.py | -m module | executable) [args ...]",
+        usage="farspan run (-n N | --hosts HOSTS | --role NAME=N ...) [options] "
+        "(script.py | -m module | executable) [args ...]",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -93,8 +94,8 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         default=[],
         type=read_role,
         metavar="NAME=N",
-        help="N processes with a role of that name (farspan.role()); several times. The run is over when the role named "
-        "last is; the others come and go",
+        help="N processes of a role (farspan.role()); several times. The run is over when the role named last is; the "
+        "processes of others come and go",
     )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
     parser.add_argument(
@@ -144,12 +145,6 @@ def _execute(arguments: argparse.Namespace) -> int:
     from farspan.launch.run_job import run
 
     script_argv: list[str] = arguments.script_argv
-    if arguments.hosts is None and arguments.num_processes is None and not arguments.role:
-        raise LaunchError(
-            "how many processes?",
-            why="-n is missing, or --hosts, or --role; options of farspan run come before the script.",
-            hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
-        )
     settings.check()
     environment: dict[str, str] = {}
     if arguments.report is not None:
@@ -158,6 +153,12 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment["FARSPAN_VERBOSE"] = "1"
     if arguments.role:
         return _run_roles(arguments, environment)
+    if arguments.hosts is None and arguments.num_processes is None:
+        raise LaunchError(
+            "how many processes?",
+            why="-n is missing, or --hosts, or --role; options of farspan run come before the script.",
+            hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
+        )
     fleet: Fleet | None = None
     if arguments.join is not None:
         from farspan.launch.hosts import join_run, read_address

@@ -120,7 +120,7 @@ def run(
                 keeps_going=keeps_going,
             )
             return code
-    except _Interrupted as interrupted:
+    except _InterruptedError as interrupted:
         say(f"farspan run: ended by {interrupted.by.name} while it waited for hosts")
         code = 128 + interrupted.by
         return code
@@ -133,7 +133,7 @@ def run(
                 folder.rmdir()  # only if nobody wrote: one rank has no log
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     """A signal has come while the launcher waited for hosts."""
 
     def __init__(self, by: signal.Signals) -> None:
@@ -145,7 +145,7 @@ def _gather(fleet: Fleet, events: Events) -> None:
     """Returns when the hosts are there.
 
     Raises:
-        _Interrupted: A signal has come meanwhile.
+        _InterruptedError: A signal has come meanwhile.
     """
     result: Future[None] = Future()
 
@@ -161,5 +161,5 @@ def _gather(fleet: Fleet, events: Events) -> None:
     while not result.done():
         event = events.get()
         if isinstance(event, signal.Signals) and event is not signal.SIGUSR1:
-            raise _Interrupted(event)
+            raise _InterruptedError(event)
     result.result()

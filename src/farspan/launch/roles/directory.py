@@ -2,7 +2,7 @@
 
     a process   {"is": "expose", "name": "buffer", "socket": "4711-1", "who": "learner 0"}
     directory   {"is": "exposed", "name": "buffer", "by": "learner 0"}       or by whom it is taken
-    another     {"is": "find", "name": "buffer"}
+    another     {"is": "find", "name": "buffer", "but": ""}                   a socket that is known to be dead
     directory   {"is": "found", "name": "buffer", "socket": "4711-1"}         as soon as there is one
     another     {"is": "list"}
     directory   {"is": "names", "names": ["buffer"]}
@@ -40,7 +40,7 @@ class Directory:
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
-        self._waiting: dict[str, list[Lines]] = {}
+        self._waiting: dict[str, set[Lines]] = {}
         """For each name that is not there, who waits for it."""
         self._open: set[Lines] = set()
         self._listener = listen_in(folder)
@@ -83,16 +83,17 @@ class Directory:
                 name, _Entry(owner=lines, socket=str(message["socket"]), who=str(message["who"]))
             )
             lines.send({"is": "exposed", "name": name, "socket": entry.socket, "by": entry.who})
-            for other in self._waiting.pop(name, []):
+            for other in self._waiting.pop(name, ()):
                 other.send(_found(name, entry))
         elif kind == "withdraw":
             if name in self._entries and self._entries[name].owner is lines:
                 del self._entries[name]
         elif kind == "find":
-            if name in self._entries:
-                lines.send(_found(name, self._entries[name]))
-            elif lines not in self._waiting.setdefault(name, []):
-                self._waiting[name].append(lines)
+            entry = self._entries.get(name)
+            if entry is not None and entry.socket != message["but"]:
+                lines.send(_found(name, entry))
+            else:
+                self._waiting.setdefault(name, set()).add(lines)
         elif kind == "list":
             lines.send({"is": "names", "names": sorted(self._entries)})
 
@@ -101,8 +102,7 @@ class Directory:
         for name in [name for name, entry in self._entries.items() if entry.owner is lines]:
             del self._entries[name]
         for waiting in self._waiting.values():
-            if lines in waiting:
-                waiting.remove(lines)
+            waiting.discard(lines)
 
 
 def _found(name: str, entry: _Entry) -> dict[str, Any]:

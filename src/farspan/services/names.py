@@ -1,0 +1,170 @@
+"""Which service is where: this process's connection with the directory of the run, or of itself where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from typing import Any
+
+from farspan import settings
+from farspan.control.wire import close_in_children
+from farspan.errors import DeadlineError, LaunchError, ServiceError
+from farspan.launch.membership.lines import Lines, socket_to
+from farspan.launch.rank.process_end import at_process_end
+from farspan.launch.roles.directory import Directory
+from farspan.launch.roles.role import describe_process
+
+__all__ = ["Names", "names_of_run"]
+
+_ANSWER_S = 10.0
+"""How long the launcher may take to answer."""
+
+
+class Names:
+    """One process's end of the directory.
+
+    Args:
+        folder: Where it and all services listen.
+        is_alone: Whether this process is all of the run, so that nobody else will expose anything.
+    """
+
+    def __init__(self, folder: str, *, is_alone: bool = False) -> None:
+        self.folder = folder
+        self._is_alone = is_alone
+        self._condition = threading.Condition()
+        self._found: dict[str, tuple[str, str]] = {}
+        self._exposed: dict[str, tuple[str, str]] = {}
+        self._names: list[str] | None = None
+        self._is_over = False
+        try:
+            self._lines = Lines(close_in_children(socket_to(folder)))
+        except OSError as error:
+            raise LaunchError(
+                "the launcher of this run does not answer.",
+                why=f"FARSPAN_SERVICES={folder}: {error.strerror or error}.",
+                hint="farspan run --role NAME=N ... starts the processes that call each other",
+            ) from None
+        threading.Thread(target=self._listen, name="farspan-names", daemon=True).start()
+
+    def expose(self, name: str, socket: str) -> None:
+        """Says that a service is at a socket.
+
+        Raises:
+            ServiceError: Another process has the name.
+        """
+        with self._condition:
+            self._exposed.pop(name, None)
+            self._lines.send({"is": "expose", "name": name, "socket": socket, "who": describe_process()})
+            self._wait(lambda: name in self._exposed, _ANSWER_S, f"say that {name!r} is exposed")
+            found, who = self._exposed[name]
+        if found != socket:
+            raise ServiceError(
+                f"the service {name!r} is there already.",
+                why=f"{who} has exposed it; this is {describe_process()}.",
+                hint="a name of its own for each, such as the rank's; or let one rank expose it (farspan.rank() == 0)",
+            )
+
+    def withdraw(self, name: str) -> None:
+        """Says that a service is over."""
+        self._lines.send({"is": "withdraw", "name": name})
+
+    def find(self, name: str, timeout_s: float, but: str = "") -> tuple[str, str]:
+        """Waits until a service is there; returns its socket and whose it is.
+
+        Args:
+            name: Of the service.
+            timeout_s: The longest wait.
+            but: A socket that does not count: nobody listens there.
+
+        Raises:
+            DeadlineError: Nobody has exposed it in time.
+        """
+        until = time.monotonic() + timeout_s
+        with self._condition:
+            self._found.pop(name, None)
+            self._lines.send({"is": "find", "name": name, "but": but})
+            if not self._is_alone:
+                self._condition.wait_for(lambda: self._is_over or name in self._found, until - time.monotonic())
+            if name not in self._found:
+                there = self._list()  # in one order with the answer to the question before
+            if name in self._found:
+                return self._found[name]
+        known = f"there is {', '.join(map(repr, there))}" if there else "nothing is exposed"
+        if self._is_alone:
+            raise ServiceError(
+                f"there is no service {name!r}.",
+                why=f"this process was started without roles, and is all of its run: {known}.",
+                hint="farspan run --role actor=4 --role learner=1 script.py",
+            )
+        raise DeadlineError(
+            f"{describe_process()} waited {timeout_s:g} s for the service {name!r}.",
+            why=f"no process has exposed it: {known}.",
+            hint=f'farspan.expose("{name}", object) in the process that has it; farspan.service(name, timeout=seconds)',
+        )
+
+    def _list(self) -> list[str]:
+        self._names = None
+        self._lines.send({"is": "list"})
+        self._wait(lambda: self._names is not None, _ANSWER_S, "list the services")
+        return self._names or []
+
+    def _wait(self, is_done: Any, timeout_s: float, to_do: str) -> None:
+        if not self._condition.wait_for(lambda: self._is_over or is_done(), timeout_s) or not is_done():
+            raise LaunchError(
+                f"{describe_process()} waited for the launcher to {to_do}.",
+                why="it has ended." if self._is_over else f"it has not answered for {timeout_s:g} s.",
+            )
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._take(self._lines.receive())
+        except (EOFError, KeyError, TypeError):
+            with self._condition:
+                self._is_over = True
+                self._condition.notify_all()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        with self._condition:
+            if message["is"] == "found":
+                self._found[message["name"]] = str(message["socket"]), str(message["who"])
+            elif message["is"] == "exposed":
+                self._exposed[message["name"]] = str(message["socket"]), str(message["by"])
+            elif message["is"] == "names":
+                self._names = list(map(str, message["names"]))
+            self._condition.notify_all()
+
+
+_lock = threading.Lock()
+_names_of: dict[int, Names] = {}
+"""By process: a forked one has a connection of its own."""
+
+
+def names_of_run() -> Names:
+    """Returns this process's connection with the directory of its run."""
+    with _lock:
+        found = _names_of.get(os.getpid())
+        if found is None:
+            found = _names_of[os.getpid()] = _connect()
+        return found
+
+
+def _connect() -> Names:
+    folder = settings.text("SERVICES")
+    if folder:
+        return Names(folder)
+    folder = tempfile.mkdtemp(prefix="farspan-run-")
+    directory, process = Directory(folder), os.getpid()
+
+    def end() -> None:
+        if os.getpid() == process:
+            directory.close()
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder)
+
+    at_process_end(end)
+    return Names(folder, is_alone=True)

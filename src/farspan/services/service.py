@@ -1,0 +1,133 @@
+"""What a caller holds of another process's object: its methods, by name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from farspan import settings
+from farspan.errors import DeadlineError, LaunchError, quoted
+from farspan.launch.membership.lines import socket_to
+from farspan.launch.roles.role import describe_process
+from farspan.services.connection import Connection
+from farspan.services.names import names_of_run
+
+__all__ = ["Service", "service"]
+
+
+class Service:
+    """The methods of an object of another process: `service.add(x)` returns the result, `service.future.add(x)` a
+    `concurrent.futures.Future` of it.
+
+    If that process ends, calls that are under way raise, and the next call waits for a process that exposes the name.
+    """
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._connected()
+
+    @property
+    def future(self) -> Futures:
+        """Returns the same methods, whose calls return at once."""
+        return Futures(self)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._result(method, self._send(method, args, kwargs))
+
+        return call
+
+    def __repr__(self) -> str:
+        return f"farspan.service({self._name!r})"
+
+    def _send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        return self._connected().call(method, args, kwargs)
+
+    def _result(self, method: str, future: Future[Any]) -> Any:
+        try:
+            return future.result(self._timeout_s)
+        except FutureTimeoutError:
+            if future.done():  # it is the method's own
+                raise
+        who = self._connection.who if self._connection is not None else "the process that has it"
+        raise DeadlineError(
+            f"{describe_process()} waited {self._timeout_s:g} s for {method} of the service {self._name!r}.",
+            why=f"{who} has not answered: it runs other calls, or is stopped.",
+            hint="farspan.service(name, timeout=seconds); `.future` for calls that take long",
+        )
+
+    def _connected(self) -> Connection:
+        found = self._connection
+        if found is not None and not found.is_lost and found.process == os.getpid():
+            return found
+        with self._lock:
+            found = self._connection
+            if found is None or found.is_lost or found.process != os.getpid():
+                found = self._connection = self._connect()
+            return found
+
+    def _connect(self) -> Connection:
+        names, dead = names_of_run(), ""
+        while True:  # each time another one is dead
+            socket, who = names.find(self._name, self._timeout_s, dead)
+            try:
+                return Connection(socket_to(names.folder, socket), self._name, who, self._timeout_s)
+            except OSError:
+                dead = socket
+
+
+class Futures:
+    """The methods of a service, whose calls return a `concurrent.futures.Future`; what it calls back runs in a thread
+    of farspan's.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def __getattr__(self, method: str) -> Callable[..., Future[Any]]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        send = self._service._send  # pyright: ignore[reportPrivateUsage]
+
+        def call(*args: Any, **kwargs: Any) -> Future[Any]:
+            return send(method, args, kwargs)
+
+        return call
+
+
+def service(name: str, *, timeout: float | None = None) -> Service:
+    """Returns the object that another process of the run has exposed under a name, once it has.
+
+    Args:
+        name: Given to `farspan.expose`.
+        timeout: Seconds to wait for it, and for the result of a call; None: FARSPAN_DEADLINE, or 300.
+
+    Raises:
+        DeadlineError: Nobody has exposed it in time.
+        ServiceError: Nobody has, and the run has no other processes.
+        LaunchError: The launcher does not answer.
+
+    Example:
+        >>> import farspan
+        >>> exposed = farspan.expose("numbers", [3, 1], methods=["append", "count"])
+        >>> numbers = farspan.service("numbers", timeout=10)
+        >>> numbers.append(1), numbers.count(1)
+        (None, 2)
+        >>> exposed.close()
+    """
+    if not isinstance(name, str):
+        raise LaunchError(f"{quoted(name)} is no name of a service.", hint='farspan.service("buffer")')
+    timeout_s = settings.seconds("DEADLINE", default=300.0) if timeout is None else float(timeout)
+    if not 0.0 < timeout_s < threading.TIMEOUT_MAX:
+        raise LaunchError(f"timeout={timeout_s:g} is no number of seconds above 0.", hint="timeout=60")
+    return Service(name, timeout_s)
