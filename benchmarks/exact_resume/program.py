@@ -79,6 +79,7 @@ def run(
     seed: int | None,
     workers: int = 0,
     control: str = "",
+    memory: bool = False,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> dict[str, Any]:
     """Train from the latest checkpoint, if there is one, to the end.
@@ -89,6 +90,7 @@ def run(
         seed: Of `distribute`.
         workers: Of the loader.
         control: What is put back to what it was before it was loaded.
+        memory: Whether it saves into memory.
         on_step: Called after each step.
 
     Returns:
@@ -122,7 +124,7 @@ def run(
             step += 1
             losses.append(total)
             given: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-            farspan.save(folder, **given, step=step, extra={"losses": losses}, keep=2)
+            farspan.save(folder, **given, step=step, extra={"losses": losses}, keep=2, memory=memory)
             on_step(step)
             if step == num_steps:
                 break

@@ -1,6 +1,7 @@
 """Whether a run of 4 processes recovers from SIGKILL of any rank at any moment, how long that takes, and the numbers.
 
-    farspan    `farspan run -n 4 --max-restarts N`: the program of exact_resume
+    disk       `farspan run -n 4 --max-restarts N`: the program of exact_resume, which saves in each step
+    memory     the same, and it saves into memory
     torchrun   `torchrun --nproc-per-node 4 --max-restarts N`: the same model, by DDP and DCP
 
 A kill comes at a random moment after a start's first step, or (one of four) after its processes have begun. The time of
@@ -29,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
 
+LAYERS = ("disk", "memory")
 NUM_RANKS = 4
 PAUSE_S = 0.1
 """Of each step, so that a start takes ten before it is killed, at most."""
@@ -81,9 +83,10 @@ def start(kind: str, folder: Path, steps: int, num_kills: int) -> Run:
     words = [str(folder), str(pipe), str(steps), str(PAUSE_S if kind != "plain" else 0.0)]
     if kind == "plain":
         command = [sys.executable, str(HERE / "train.py"), *words]
-    elif kind == "farspan":
+    elif kind in LAYERS:
         command = [sys.executable, "-m", "farspan", "run", "-n", str(NUM_RANKS), "--max-restarts", str(num_kills)]
         command += ["--files", "all", "--log-dir", str(folder / "logs"), str(HERE / "train.py"), *words]
+        command += ["memory"] if kind == "memory" else []
     else:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NUM_RANKS), "--standalone"]
         command += ["--max-restarts", str(3 * num_kills), str(HERE / "train_dcp.py"), *words]
@@ -134,45 +137,47 @@ def trial(kind: str, folder: Path, steps: int, num_kills: int, chance: random.Ra
     return [{**row, "code": code} for row in [*rows, *missed]]
 
 
-def times_of(rows: list[dict[str, Any]], kind: str) -> tuple[list[float], int]:
-    """The times of the kills that a step followed, and the number of all."""
+def describe(rows: list[dict[str, Any]], kind: str) -> str:
+    """How many kills a step followed, and after which time."""
     times = [row["time_s"] for row in rows if row["kind"] == kind]
-    return sorted(each for each in times if each is not None), len(times)
+    found = [each for each in times if each is not None] or [float("nan")]
+    recovered = f"{kind} {len(times) - times.count(None)} of {len(times)} recovered"
+    return f"{recovered}, median {statistics.median(found):.1f} s, worst {max(found):.1f} s"
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--kills", type=int, default=20, help="of each side")
+    parser.add_argument(
+        "--layer", choices=("all", *LAYERS), default="all", help="where farspan saves; all: torchrun too"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     num_kills = 2 if args.quick else args.kills
     steps = int(1.5 * num_kills / PAUSE_S)
+    kinds = (*LAYERS, "torchrun") if args.layer == "all" else (args.layer,)
     top = Path(tempfile.mkdtemp())
     rows: list[dict[str, Any]] = []
+    are_same: list[bool] = []
     try:
-        for kind in ("plain", "farspan", "torchrun"):
+        for kind in ("plain", *kinds):
             (top / kind).mkdir()
         plain = start("plain", top / "plain", steps, 0)
         plain.listen_until(lambda: False, 600.0)
         assert plain.process.wait(60) == 0, (top / "plain" / "output").read_text()
         expected = json.loads((top / "plain" / "result.json").read_text())
-        for kind in ("farspan", "torchrun"):
+        for kind in kinds:
             rows += trial(kind, top / kind, steps, num_kills, random.Random(args.seed))
             print((top / kind / "output").read_text()[-1500:], file=sys.stderr)
-        result = top / "farspan" / "result.json"
-        is_same = result.exists() and json.loads(result.read_text()) == expected
+            if kind in LAYERS:
+                result = top / kind / "result.json"
+                are_same.append(result.exists() and json.loads(result.read_text()) == expected)
     finally:
         shutil.rmtree(top, ignore_errors=True)
-    ours, num_ours = times_of(rows, "farspan")
-    theirs, num_theirs = times_of(rows, "torchrun")
-    nobody = [float("nan")]
-    figure = (
-        f"farspan {len(ours)} of {num_ours} recovered, median {statistics.median(ours or nobody):.1f} s, worst "
-        f"{max(ours or nobody):.1f} s, {steps} losses and the final state {'equal' if is_same else 'DIFFERENT'}; "
-        f"torchrun {len(theirs)} of {num_theirs}, median {statistics.median(theirs or nobody):.1f} s, worst "
-        f"{max(theirs or nobody):.1f} s"
-    )
-    finish(args, rows=rows, figure=figure, holds=is_same and len(ours) == num_ours)
+    figure = "; ".join(describe(rows, kind) for kind in kinds)
+    figure += f"; {steps} losses and the final state {'equal' if all(are_same) else 'DIFFERENT'}"
+    ours = [row for row in rows if row["kind"] in LAYERS]
+    finish(args, rows=rows, figure=figure, holds=all(are_same) and all(row["time_s"] is not None for row in ours))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The program of benchmarks/exact_resume, as a script that says where it is: FOLDER PIPE STEPS PAUSE."""
+"""The program of benchmarks/exact_resume, as a script that says where it is: FOLDER PIPE STEPS PAUSE [memory]."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> None:
             say(pipe, "step", start, step, time.monotonic())
         time.sleep(float(sys.argv[4]))
 
-    found = run(folder / "checkpoints", steps, seed=None, on_step=on_step)
+    found = run(folder / "checkpoints", steps, seed=None, memory="memory" in sys.argv[5:], on_step=on_step)
     if rank == 0:
         (folder / "result.json").write_text(json.dumps(found))
 

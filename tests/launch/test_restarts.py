@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from tests.support.launcher import READY, Job, is_running, wait_until
@@ -37,7 +38,8 @@ while step < 12:
         if rank == 0:
             with open(f'{here}/losses', 'a') as file: print(json.dumps([step, loss.item()]), file=file)
         if step % 4 == 0:
-            farspan.save(folder, model=model, optimizer=optimizer, step=step).wait()
+            farspan.save(folder, model=model, optimizer=optimizer, step=step, memory=SAVES_IN_MEMORY).wait()
+            if rank == 0: open(f'{here}/memory', 'w').write(os.environ['FARSPAN_MEMORY'])
         if step == 6 and rank == 1 and times == 1: os.kill(os.getpid(), signal.SIGKILL)
         if step == 12: break
 """
@@ -50,14 +52,18 @@ def job(tmp_path):
     job.close()
 
 
-def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numbers(job):
-    code, _, err = job.run("import random, torch\ntorch.manual_seed(1)\n" + TIMES + TRAINS, max_restarts=5)
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numbers(job, is_in_memory):
+    trains = TRAINS.replace("SAVES_IN_MEMORY", str(is_in_memory))
+    code, _, err = job.run("import random, torch\ntorch.manual_seed(1)\n" + TIMES + trains, max_restarts=5)
     assert code == 0 and (job.folder / "times0").read_text() == "2", err
     assert "rank 1 of 2 failed: killed by SIGKILL" in err and "restart 1 of 5; step 4 is saved" in err
     losses = [json.loads(line) for line in (job.folder / "losses").read_text().splitlines()]
     steps = [step for step, _ in losses]
     assert steps in ([1, 2, 3, 4, 5, 6, *range(5, 13)], [1, 2, 3, 4, 5, *range(5, 13)])
     assert len(set(map(tuple, losses))) == 12  # a step that was taken again has the loss that it had, bit for bit
+    assert (job.folder / "checkpoints").exists() != is_in_memory
+    assert not Path((job.folder / "memory").read_text()).exists()
 
 
 def test_an_error_of_the_program_s_own_that_comes_again_in_the_same_place_ends_the_run(job):

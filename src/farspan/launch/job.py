@@ -121,7 +121,7 @@ class Job:
         run_folder: Where they and this process leave notes for each other (`notes.py`); None for one rank.
         grace_s: Seconds between the first failure and SIGTERM.
         comes_again: Whether all ranks may be started again, so that none gets time to end by itself before all have
-            found each other.
+            found each other, or after one was killed.
         keeps_going: Whether the others go on where a rank is lost, if they can.
     """
 
@@ -244,7 +244,8 @@ class Job:
             self.failed_before_interrupt = self.interrupted_by is None
             grace_s = self.grace_s if self.failed_before_interrupt else _INTERRUPT_GRACE_S
             is_early = self.run_folder is not None and not has_joined(self.run_folder)
-            if self.comes_again and is_early and self.failed_before_interrupt:
+            is_known = event.returncode == -signal.SIGKILL or bool(event.rank.lost)  # others can only say so too
+            if self.comes_again and (is_early or is_known) and self.failed_before_interrupt:
                 grace_s = 0.0
             self.given_s = grace_s
             self._deadline = time.monotonic() + grace_s

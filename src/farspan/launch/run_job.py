@@ -23,6 +23,7 @@ from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, Restarts, attempt_repeatedly, find_command, make_log_dir, shared_variables
 from farspan.launch.hosts import Fleet
 from farspan.launch.job import Crew, Events, Noted, signals_to
+from farspan.launch.memory import MEMORY_VARIABLE, Memory
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.terminal import say
 
@@ -95,6 +96,9 @@ def run(
         shared |= entropy_variables(os.environ | shared)  # one for all starts: what was drawn once is drawn again
     events: Events = queue.SimpleQueue()
     restarts, code = Restarts(max_restarts), 1
+    memory = Memory() if max_restarts and fleet is None else None
+    shared[MEMORY_VARIABLE] = memory.path if memory is not None else "each host's own" if max_restarts else ""
+    shared["FARSPAN_KEEPERS"] = ""
 
     def open_crew(variables: dict[str, str]) -> Crew:
         return fleet.open(events, variables, files) if fleet is not None else Here(command, num_processes, variables)
@@ -126,6 +130,8 @@ def run(
         return code
     finally:
         restarts.close()
+        if memory is not None:
+            memory.close()
         if fleet is not None:
             fleet.close(code)
         if log_dir is None:

@@ -129,7 +129,7 @@ class Far:
 
 def test_a_host_is_lost_where_its_output_cannot_be_written(tmp_path, monkeypatch) -> None:
     far = Far()
-    rank = far.remote.start(1, "", tmp_path)
+    rank = far.remote.start(1, "", "", tmp_path)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -143,7 +143,7 @@ def test_a_host_is_lost_where_its_output_cannot_be_written(tmp_path, monkeypatch
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_secret_that_a_host_knows_is_not_sent(knows: bool) -> None:
     far = Far(knows_secret=knows)
-    far.say({"is": "begun", "port": 1})
+    far.say({"is": "begun", "port": 1, "keeper": 0})
     variables = {"FARSPAN_SECRET": "said by nobody", "FARSPAN_RANK": "0"}
     assert far.remote.begin(queue.SimpleQueue(), variables, first=0, num_ranks=1, files=None) == 1
     sent = os.read(far.hears, 1 << 16)

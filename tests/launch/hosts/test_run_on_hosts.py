@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,8 @@ while step < int(sys.argv[1]):
     optimizer.step()
     step += 1
     print("step", step, loss.item(), flush=True)
-    farspan.save("checkpoints", model=model, optimizer=optimizer, step=step).wait()
+    memory = sys.argv[2:] == ["memory"]
+    farspan.save("checkpoints", model=model, optimizer=optimizer, step=step, memory=memory).wait()
     while os.path.exists("wait") and step == 3: time.sleep(0.01)
 """
 
@@ -103,10 +105,11 @@ def test_a_failure_on_another_host_is_shown_here_once(hosts: Hosts, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_host_that_is_lost_is_left_out_of_the_next_start(hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", ["disk", "memory"])
+def test_a_host_that_is_lost_is_left_out_of_the_next_start(hosts: Hosts, tmp_path: Path, layer: str) -> None:
     (tmp_path / "wait").touch()
     options = ("--hosts", f"localhost:2,{ADDRESSES[1]}:1", "--nnodes", "1:2", "--max-restarts", "3")
-    run = Run(hosts, tmp_path, TRAINS, "5", options=options)
+    run = Run(hosts, tmp_path, TRAINS, "5", layer, options=options)
     wait_until(lambda: "step 3 " in run.output.read_text())
     killed_at = time.monotonic()
     agents = subprocess.run(["ip", "netns", "pids", f"{hosts.name}1"], capture_output=True, text=True, check=True)
@@ -119,6 +122,8 @@ def test_a_host_that_is_lost_is_left_out_of_the_next_start(hosts: Hosts, tmp_pat
     assert f"rank 2 of 3 failed: its host {ADDRESSES[1]} is lost" in output, output
     assert f"without {ADDRESSES[1]}: " in output and "its power is off" in output
     assert "localhost has rank 0 to 1;" in output and output.count("step 5 ") == 1
+    assert re.search("restart 1 of 3; step [23] is saved", output) and len(set(steps(output))) == 5
+    assert (tmp_path / "checkpoints").exists() == (layer == "disk")
 
 
 def test_a_host_that_cannot_be_reached_is_an_error_in_three_parts(hosts: Hosts, tmp_path: Path) -> None:

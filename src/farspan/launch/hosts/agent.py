@@ -4,11 +4,12 @@ Its `main` is started by ssh, with the connection as its standard input and outp
 When the connection is lost it ends its ranks, and itself.
 
     from the launcher   {"do": "check", "argv": [...], "folder": ...}    {"do": "begin", "first": 2, "num_here": 4}
-                        {"do": "start", "number": 2, "store": ...}       {"do": "signal", "number": 2, "signal": 15}
+                        {"do": "start", "number": 2, "store": ..., "keepers": ...}
+                        {"do": "signal", "number": 2, "signal": 15}
                         {"do": "note_end", "number": 0}                  {"do": "finish", "kills": false}
                         {"do": "member", "number": 2, "message": ...}, about who belongs to the run
                         {"do": "examine", "what": "clock"}, by `farspan doctor`
-    to the launcher     {"is": "checked", "has": ...}  {"is": "begun", "port": ...}  {"is": "finished"}
+    to the launcher     {"is": "checked", "has": ...}  {"is": "begun", "port": ..., "keeper": ...}  {"is": "finished"}
                         {"is": "output", "number": 2, "data": ...}       {"is": "ended", "number": 2, "code": 0, ...}
                         {"is": "notes", "notes": [...]}                  {"is": "error", "error": [what, why, hint]}
                         {"is": "member", "number": 2, "said": ...}       {"is": "examined", "found": {...}}
@@ -37,6 +38,7 @@ from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import code_of, versions
 from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.membership import Door
+from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory, keeper_variables
 from farspan.launch.rank.notes import PROGRESS_VARIABLE, all_notes, note_end, saved_step
 from farspan.launch.rank_process import Process
 from farspan.launch.sweep import Sweeper
@@ -73,6 +75,8 @@ class Agent:
         self._progress = ""
         self._sweeper: Sweeper | None = None
         self._door: Door | None = None
+        self._memory: ServedMemory | None = None
+        """Of this host, for all starts."""
 
     def run(self) -> str:
         """Does what the launcher says until it is over, or the connection is lost; returns what is to be said of it."""
@@ -96,6 +100,8 @@ class Agent:
         finally:
             self._connection.close()  # first: the ranks have not failed, their host is lost
             self._end_all(signal.SIGKILL)
+            if self._memory is not None:
+                self._memory.close()
 
     def _refuse(self, message: Message, error: FarspanError | OSError) -> None:
         parts = [error.what, error.why, error.hint] if isinstance(error, FarspanError) else [str(error), "", ""]
@@ -135,17 +141,22 @@ class Agent:
         self._progress = f"{self._run_folder}/saved" if PROGRESS_VARIABLE in given else ""
         if self._progress:
             self._variables[PROGRESS_VARIABLE] = self._progress
+        if given.get(MEMORY_VARIABLE):
+            self._memory = self._memory or ServedMemory()
+            self._variables |= self._memory.begin(self._variables)
         if self._first:
             Path(self._run_folder, ELSEWHERE).touch()
         self._sweeper = Sweeper(self._run_folder)
         if "FARSPAN_KEEP_GOING" in given:
             self._door = Door(self._run_folder, self._pass_word_on)
-        self._connection.send({"is": "begun", "port": free_port()})
+        keeper_port = 0 if self._memory is None else self._memory.port
+        self._connection.send({"is": "begun", "port": free_port(), "keeper": keeper_port})
 
     def _start(self, message: Message) -> None:
         number = int(message["number"])
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number - self._first)}
         own[f"{PREFIX}STORE"] = str(message["store"])
+        own |= keeper_variables(str(message["keepers"]))
         process = Process(
             number,
             find_command(self._argv or []),

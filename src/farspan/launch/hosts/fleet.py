@@ -20,7 +20,7 @@ from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, find_command
 from farspan.launch.attempts.here import inherited_variables
 from farspan.launch.attempts.variables import own_threads
-from farspan.launch.hosts.address import free_port, own_address_towards, resolved
+from farspan.launch.hosts.address import free_port, own_address_towards
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.host import Host, is_this_machine
@@ -28,6 +28,7 @@ from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.job import Events, Started
 from farspan.launch.membership import MemberService
+from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory, keeper_variables
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
@@ -54,6 +55,8 @@ class Fleet:
         self._remote: dict[str, RemoteHost] = {}
         self._present: list[Host] = self.hosts
         self._has_begun = False
+        self._memory: ServedMemory | None = None
+        """Of this host, for all starts."""
 
     @property
     def num_processes(self) -> int:
@@ -123,7 +126,9 @@ class Fleet:
         Raises:
             LaunchError: A host is lost, or cannot begin.
         """
-        return Crew(self._present, self._remote, self.script_argv, events, variables, files)
+        if variables.get(MEMORY_VARIABLE):
+            self._memory = self._memory or ServedMemory()
+        return Crew(self._present, self._remote, self.script_argv, events, variables, files, self._memory)
 
     def close(self, code: int) -> None:
         """Ends all agents.
@@ -133,6 +138,8 @@ class Fleet:
         """
         for remote in list(self._remote.values()):
             remote.close()
+        if self._memory is not None:
+            self._memory.close()
 
 
 class Crew:
@@ -146,32 +153,45 @@ class Crew:
         events: Events,
         variables: dict[str, str],
         files: str | None,
+        memory: ServedMemory | None,
     ) -> None:
         self.num_processes = sum(host.num_processes for host in hosts)
         self._remote = [remote[host.name] for host in hosts if host.name in remote]
-        self._places: list[Here | tuple[RemoteHost, str]] = []
+        self._places: list[Here | tuple[RemoteHost, str, str]] = []
         own_settings = {name: text for name, text in inherited_variables().items() if name.startswith(PREFIX)}
         shared = {f"{PREFIX}SECRET": secrets.token_hex(32), **own_settings, **variables}
         shared[f"{PREFIX}WORLD_SIZE"] = str(self.num_processes)
+        if memory is not None:
+            shared |= memory.begin(shared)
+        own = {host.name: {**shared, f"{PREFIX}LOCAL_WORLD_SIZE": str(host.num_processes)} for host in hosts}
         first, port = 0, 0
-        is_first_here = hosts[0].name not in remote
+        ports: list[int] = []
+        """Of the keepers of all hosts."""
         try:
             for host in hosts:
                 away = remote.get(host.name)
-                own = {**shared, f"{PREFIX}LOCAL_WORLD_SIZE": str(host.num_processes)}
                 if away is None:
                     free = free_port()
+                    ports.append(0 if memory is None else memory.port)
                 else:
                     count = host.num_processes
-                    free = away.begin(events, own, first=first, num_ranks=count, files=files)
+                    free = away.begin(events, own[host.name], first=first, num_ranks=count, files=files)
+                    ports.append(away.keeper_port)
                 port = port or free
-                store = f"tcp://{_address(hosts[0], host, remote, is_first_here=is_first_here)}:{port}"
+                first += host.num_processes
+            first = 0
+            for number, host in enumerate(hosts):
+                away = remote.get(host.name)
+                store = f"tcp://{_address(hosts[0], host, remote)}:{port}"
+                found = [f"{_address(each, host, remote)}:{at}" for each, at in zip(hosts, ports, strict=True)]
+                keepers = " ".join([str(number), *found]) if all(ports) else ""
                 if away is not None:
-                    self._places += [(away, store)] * host.num_processes
+                    self._places += [(away, store, keepers)] * host.num_processes
                 else:
-                    own |= {f"{PREFIX}STORE": store, **own_threads(host.num_processes)}
-                    own |= {"CUDA_VISIBLE_DEVICES": host.devices} if host.devices else {}
-                    here = Here(find_command(script_argv), host.num_processes, own, first=first)
+                    variables = own[host.name] | {f"{PREFIX}STORE": store, **own_threads(host.num_processes)}
+                    variables |= {"CUDA_VISIBLE_DEVICES": host.devices} if host.devices else {}
+                    variables |= keeper_variables(keepers)
+                    here = Here(find_command(script_argv), host.num_processes, variables, first=first)
                     self._places += [here] * host.num_processes
                 first += host.num_processes
         except LostError as error:
@@ -182,7 +202,8 @@ class Crew:
         place = self._places[number]
         if isinstance(place, Here):
             return place.start(number, log_dir)
-        return place[0].start(number, place[1], log_dir)
+        away, store, keepers = place
+        return away.start(number, store, keepers, log_dir)
 
     def note_end(self, number: int) -> None:
         """Lets all other hosts' ranks know that one has ended."""
@@ -200,11 +221,11 @@ class Crew:
             each.finish(kills=kills)
 
 
-def _address(first: Host, host: Host, remote: dict[str, RemoteHost], *, is_first_here: bool) -> str:
-    """Returns the address at which a host reaches the first one."""
-    if not is_first_here:
-        return resolved(first.name)
-    towards = host.name if host.name in remote else next(iter(remote), "")
+def _address(host: Host, viewer: Host, remote: dict[str, RemoteHost]) -> str:
+    """Returns the address at which one host of the run reaches another one, or itself."""
+    if host.name in remote:
+        return remote[host.name].address
+    towards = viewer.name if viewer.name in remote else next(iter(remote), "")
     if towards and remote[towards].own_address:
         return remote[towards].own_address.removeprefix("::ffff:")
     return own_address_towards(towards) if towards else "127.0.0.1"

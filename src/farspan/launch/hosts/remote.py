@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.errors import LaunchError
+from farspan.launch.hosts.address import resolved
 from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host
 from farspan.launch.job import Events, Noted
@@ -105,13 +106,23 @@ class RemoteHost:
         host: Which.
         connection: With it.
         own_address: Of this machine, as that host sees it; "" if that is not known.
+        address: From which that host has come; "" where it is reached by its name.
         knows_secret: Whether it knows FARSPAN_SECRET by itself: then it is not sent.
     """
 
     def __init__(
-        self, host: Host, connection: Connection, *, own_address: str = "", knows_secret: bool = False
+        self,
+        host: Host,
+        connection: Connection,
+        *,
+        own_address: str = "",
+        address: str = "",
+        knows_secret: bool = False,
     ) -> None:
         self.host = host
+        self._address = address
+        self.keeper_port = 0
+        """Where the memory of that host is served, in this start; 0 if it has none."""
         self.own_address = own_address
         self._knows_secret = knows_secret
         self.is_lost = False
@@ -122,6 +133,11 @@ class RemoteHost:
         self._events: Events | None = None
         self._variables: dict[str, str] = {}
         threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Returns the address by which other hosts reach that one."""
+        return self._address or resolved(self.host.name)
 
     def ask(self, message: Message, answer: str) -> Message:
         """Says something to which there is an answer, and returns it.
@@ -153,14 +169,16 @@ class RemoteHost:
         if self.host.devices:
             given["CUDA_VISIBLE_DEVICES"] = self.host.devices
         message = {"do": "begin", "variables": given, "first": first, "num_here": num_ranks, "files": files}
-        return int(self.ask(message, "begun")["port"])
+        answer = self.ask(message, "begun")
+        self.keeper_port = int(answer["keeper"])
+        return int(answer["port"])
 
-    def start(self, number: int, store: str, log_dir: Path) -> RemoteRank:
+    def start(self, number: int, store: str, keepers: str, log_dir: Path) -> RemoteRank:
         """Starts a rank there."""
         rank = RemoteRank(number, self._connection, log_dir)
         self._ranks[number] = rank
         try:
-            self._connection.send({"do": "start", "number": number, "store": store})
+            self._connection.send({"do": "start", "number": number, "store": store, "keepers": keepers})
         except LostError as error:
             rank.end(_CODE_OF_LOST, f"its host {self.host.name} is lost: {error}")
         return rank

@@ -14,6 +14,8 @@ from farspan.state.format.folder import Draft, begin, candidates, commit, commit
 from farspan.state.format.folder import has_name_of_one as has_name_of_one
 from farspan.state.format.folder import make_root as make_root
 from farspan.state.format.folder import point_to as point_to
+from farspan.state.format.folder import remove_drafts as remove_drafts
+from farspan.state.format.folder import serial_of as serial_of
 from farspan.state.format.folder import step_in as step_in
 from farspan.state.format.lock import Lock, hold
 from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor
@@ -43,6 +45,8 @@ __all__ = [
     "newest",
     "point_to",
     "read_manifest",
+    "remove_drafts",
+    "serial_of",
     "step_in",
     "verify",
     "write_file",

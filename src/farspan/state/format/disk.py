@@ -19,6 +19,7 @@ __all__ = [
     "close",
     "create",
     "exists",
+    "free_bytes",
     "fsync",
     "fsync_folder",
     "is_at",
@@ -204,6 +205,12 @@ def names_in(path: str) -> list[str]:
         return sorted(posix.listdir(path))
     except FileNotFoundError:
         return []
+
+
+def free_bytes(path: str) -> int:
+    """Returns how much may still be written to the file system of a folder."""
+    found = posix.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def exists(path: str) -> bool:

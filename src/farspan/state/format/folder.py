@@ -18,6 +18,7 @@ folder of its own: step-300.2.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ __all__ = [
     "make_root",
     "newest",
     "point_to",
+    "remove_drafts",
+    "serial_of",
     "step_in",
 ]
 
@@ -87,12 +90,19 @@ def make_root(root: str) -> None:
         missing.append(folder)
         folder = folder.rpartition("/")[0] or "/"
     for folder in reversed(missing):
-        disk.make_folder(folder)
+        with contextlib.suppress(FileExistsError):  # another rank was first
+            disk.make_folder(folder)
         disk.fsync_folder(folder.rpartition("/")[0] or "/")
 
 
-def begin(root: str, step: int, save_id: str) -> Draft:
+def begin(root: str, step: int, save_id: str, *, beside: str = "") -> Draft:
     """Make the folder of a new draft, and the one of all checkpoints where it is missing.
+
+    Args:
+        root: The folder of checkpoints.
+        step: Of the new one.
+        save_id: Of this save.
+        beside: Another folder of checkpoints of the same program; its saves come before this one, too.
 
     Raises:
         OSError: They cannot be made.
@@ -100,7 +110,7 @@ def begin(root: str, step: int, save_id: str) -> Draft:
     make_root(root)
     taken = [number for other, number, _ in _committed(root) if other == step]
     name = f"step-{step}" + (f".{max(taken) + 1}" if taken else "")
-    draft = Draft(root=root, name=name, save_id=save_id, serial=_next_serial(root))
+    draft = Draft(root=root, name=name, save_id=save_id, serial=_next_serial(root, beside))
     disk.make_folder(draft.path)
     return draft
 
@@ -137,9 +147,14 @@ def point_to(draft: Draft, *, keep: int | None) -> None:
     for path in old:
         away = f"{path}.tmp-{draft.save_id}"  # half removed, it must not look like a checkpoint
         disk.rename(path, away)
-    for name in disk.names_in(draft.root):
+    remove_drafts(draft.root)
+
+
+def remove_drafts(root: str) -> None:
+    """Remove what crashes have left in a folder into which nobody else saves."""
+    for name in disk.names_in(root):
         if _DRAFT.fullmatch(name):
-            discard(f"{draft.root}/{name}")
+            discard(f"{root}/{name}")
 
 
 def discard(path: str) -> None:
@@ -171,7 +186,7 @@ def committed(root: str) -> list[str]:
 
 def candidates(root: str) -> list[str]:
     """All checkpoints of a folder, the one to load first; those without a readable manifest come last."""
-    serials = {path: _serial_of(path) for path in reversed(committed(root))}
+    serials = {path: serial_of(path) for path in reversed(committed(root))}
     first = _pointed_to(root)
     return sorted(serials, key=lambda path: (path != first, -serials[path]))
 
@@ -186,7 +201,7 @@ def newest(root: str) -> str | None:
         return first
     found = candidates(root)
     later = reversed(committed(root))  # by step
-    broken = next((path for path in later if _serial_of(path) < 0), None)
+    broken = next((path for path in later if serial_of(path) < 0), None)
     if broken is None or committed(root).index(broken) < committed(root).index(found[0]):
         return next(iter(found), None)
     return broken
@@ -205,8 +220,8 @@ def _pointed_to(root: str) -> str | None:
     return path if head is None or head[0] == save_id else None  # damaged, it is to be heard of
 
 
-def _serial_of(path: str) -> int:
-    """-1 where the manifest is damaged."""
+def serial_of(path: str) -> int:
+    """Returns how many saves came before a checkpoint; -1 where its manifest is damaged."""
     head = _head_of(path)
     return -1 if head is None else head[1]
 
@@ -231,5 +246,6 @@ def _names(root: str) -> list[str]:
         return []
 
 
-def _next_serial(root: str) -> int:
-    return max([-1, *map(_serial_of, committed(root))]) + 1
+def _next_serial(root: str, beside: str) -> int:
+    known = committed(root) + (committed(beside) if beside else [])
+    return max([-1, *map(serial_of, known)]) + 1

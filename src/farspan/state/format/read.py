@@ -69,10 +69,18 @@ class Reader:
         folder: The checkpoint's.
         manifest: Its manifest.
         others: Folders where those of its files lie that are not in the first one.
+        fetch: Brings a file that is in none of them into the first one, by its path and the save's id.
     """
 
-    def __init__(self, folder: str, manifest: Manifest, others: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: str,
+        manifest: Manifest,
+        others: Sequence[str] = (),
+        fetch: Callable[[str, str], None] | None = None,
+    ) -> None:
         self.folder = folder
+        self._fetch = fetch
         self.others = others
         self.manifest = manifest
         self._files: dict[int, int] = {}
@@ -215,6 +223,8 @@ class Reader:
     def _opened(self, number: int) -> int:
         stored, path = self.manifest.files[number], self.path_of(number)
         try:
+            if self._fetch is not None and not disk.exists(path):
+                self._fetch(path, self.manifest.save_id)
             file = disk.open_to_read(path)
         except OSError as error:
             raise _FileDamageError(path, f"it cannot be read: {error.strerror}") from None

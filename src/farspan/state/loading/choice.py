@@ -8,7 +8,8 @@ from typing import Any
 
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
-from farspan.state.format import candidates, has_name_of_one, is_checkpoint, newest, verify
+from farspan.state.format import has_name_of_one, is_checkpoint, verify
+from farspan.state.memory.folders import all_candidates, for_other_hosts, from_other_host, newest_of_all
 
 __all__ = ["choices", "latest", "offer"]
 
@@ -16,14 +17,15 @@ __all__ = ["choices", "latest", "offer"]
 def latest(folder: str | os.PathLike[str]) -> str | None:
     """Returns the newest checkpoint in a folder of checkpoints: the folder to load; None if there is none yet.
 
-    It is what this process sees: while a save goes on, other ranks may see it earlier or later.
+    Checkpoints in memory (`farspan.save(..., memory=True)`) count as those on the disk do. It is what this process
+    sees: while a save goes on, other ranks may see it earlier or later.
 
     Example:
         >>> import farspan
         >>> farspan.latest("no/such/folder") is None
         True
     """
-    return newest(os.path.abspath(os.fspath(folder)))
+    return newest_of_all(os.path.abspath(os.fspath(folder)))
 
 
 def choices(engine: Engine, path: str, *, is_strict: bool) -> list[str]:
@@ -41,26 +43,32 @@ def choices(engine: Engine, path: str, *, is_strict: bool) -> list[str]:
     def find() -> list[str]:
         root = os.path.abspath(path)
         is_one = is_checkpoint(root) or has_name_of_one(root)
-        first = root if is_one else newest(root)
+        first = root if is_one else newest_of_all(root)
         if first is None:
             raise CheckpointError(
                 f"there is no checkpoint in {root}.",
                 why="it has no folder step-N.",
                 hint="if farspan.latest(folder): farspan.load(folder, ...)",
             )
-        if is_strict:
-            return [first]
-        return list(dict.fromkeys([first, *candidates(os.path.dirname(root) if is_one else root)]))
+        others = [] if is_strict else all_candidates(os.path.dirname(root) if is_one else root)
+        return [for_other_hosts(each) for each in dict.fromkeys([first, *others])]
 
-    return _from_rank_0(engine, "checkpoints to load", find)
+    return [from_other_host(each) for each in _from_rank_0(engine, "checkpoints to load", find)]
 
 
-def offer(engine: Engine, damaged: str) -> str | None:
-    """Returns the newest checkpoint beside a damaged one that is whole: all of it is read, on rank 0."""
+def offer(engine: Engine, path: str, damaged: str) -> str | None:
+    """Returns the newest checkpoint that is whole, beside a damaged one: all of it is read, on rank 0.
+
+    Args:
+        engine: This rank's.
+        path: What was to be loaded: a checkpoint, or a folder of checkpoints.
+        damaged: The checkpoint that is damaged.
+    """
 
     def find() -> str | None:
-        others = (path for path in candidates(os.path.dirname(damaged)) if path != damaged)
-        return next((path for path in others if not verify(path)), None)
+        root = os.path.abspath(path)
+        others = all_candidates(os.path.dirname(root) if root == damaged else root)
+        return next((other for other in others if other != damaged and not verify(other)), None)
 
     return _from_rank_0(engine, "a checkpoint that is whole", find)
 

@@ -22,6 +22,7 @@ from farspan.state.format import Reader, read_manifest
 from farspan.state.generators import generators_from_json
 from farspan.state.loading.choice import choices, offer
 from farspan.state.loading.restore import Restorer
+from farspan.state.memory.folders import fetches
 from farspan.state.names import parameter_names
 from farspan.state.position.resumable import loaders_from_json
 from farspan.state.saving.saver import saver_of
@@ -99,7 +100,7 @@ def load(
         if not isinstance(found, DamageError):
             raise found
         if number + 1 == len(tried):
-            raise _with_offer(engine, found, folder) if strict else found
+            raise _with_offer(engine, found, os.fspath(path), folder) if strict else found
         if engine.agreement_of_all.side.rank == 0:
             write_line(f"farspan: {found.what} {found.why} Trying {tried[number + 1]}.")
     raise AssertionError("there is at least one")
@@ -119,7 +120,8 @@ def _attempt(engine: Engine, folder: str, objects: Mapping[str, Any], *, resume:
         restorer: Restorer | None = None
         extra: dict[str, Any] = {}
         try:
-            reader = stack.enter_context(Reader(folder, read_manifest(folder)))
+            fetch = fetches(folder)
+            reader = stack.enter_context(Reader(folder, read_manifest(folder), fetch=fetch))
             restorer = Restorer(engine, reader, parameter_names(engine, objects), folder)
             with aside(engine):
                 extra = _plan(restorer, objects)
@@ -166,8 +168,8 @@ def _vote(engine: Engine, mine: CheckpointError | None) -> CheckpointError | Non
     return None
 
 
-def _with_offer(engine: Engine, error: DamageError, folder: str) -> DamageError:
-    other = offer(engine, folder)
+def _with_offer(engine: Engine, error: DamageError, path: str, folder: str) -> DamageError:
+    other = offer(engine, path, folder)
     if other is None:
         return DamageError(error.what, why=error.why, hint="there is no other checkpoint beside it that is whole")
     hint = f'farspan.load("{other}", ...), the newest that is whole, or strict=False, which takes it'

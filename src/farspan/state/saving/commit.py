@@ -15,13 +15,17 @@ from typing import Any
 
 from farspan.errors import CheckpointError
 from farspan.state.format import Draft, Manifest, Piece, StoredFile, StoredTensor, commit, disk, point_to
+from farspan.state.format.manifest_text import manifest_to_text
+from farspan.state.memory.hosts import Hosts
 
 __all__ = ["Vote", "commit_votes"]
 
 Vote = dict[str, Any]
 
 
-def commit_votes(draft: Draft, votes: Sequence[Vote], head: dict[str, Any], keep: int | None) -> str:
+def commit_votes(
+    draft: Draft, votes: Sequence[Vote], head: dict[str, Any], keep: int | None, hosts: Hosts | None = None
+) -> str:
     """Commit a draft; its folder.
 
     Args:
@@ -29,6 +33,7 @@ def commit_votes(draft: Draft, votes: Sequence[Vote], head: dict[str, Any], keep
         votes: By rank.
         head: Of the manifest: `step`, `state`, `about`.
         keep: How many checkpoints stay.
+        hosts: Those in whose memory it is; None where it is in one folder.
 
     Raises:
         CheckpointError: A rank could not write, or two have other bytes for the same tensor, or a file is not here.
@@ -42,7 +47,8 @@ def commit_votes(draft: Draft, votes: Sequence[Vote], head: dict[str, Any], keep
         if vote["file"] is None:
             continue
         name, size, header_bytes, checksum = vote["file"]
-        _check_here(f"{draft.path}/{name}", size, rank)
+        if hosts is None:
+            _check_here(f"{draft.path}/{name}", size, rank)
         stored = StoredFile(name=name, size_bytes=size, header_bytes=header_bytes, header_checksum=checksum)
         for key, (dtype, shape, begin, checksums) in vote["tensors"].items():
             if key in tensors:
@@ -67,8 +73,12 @@ def commit_votes(draft: Draft, votes: Sequence[Vote], head: dict[str, Any], keep
         state=_with_states(head["state"], votes),
         about=head["about"],
     )
+    if hosts is not None:
+        hosts.publish(draft.path, draft.target, manifest_to_text(manifest))
     path = commit(draft, manifest)
     point_to(draft, keep=keep)
+    if hosts is not None:
+        hosts.remove_all_but(draft.target)
     return path
 
 

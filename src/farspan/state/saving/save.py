@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,8 +23,11 @@ from farspan.execute.optimizers.watched_steps import watch_state
 from farspan.execute.process.world import engine_of_this_thread
 from farspan.record.saving.reserved import fill_reserved
 from farspan.state.counts import counts_to_json
-from farspan.state.format import Draft, begin, discard, hold, make_root, newest, step_in
+from farspan.state.format import Draft, begin, discard, hold, make_root, remove_drafts, step_in
 from farspan.state.generators import generators_to_json
+from farspan.state.memory.folders import for_other_hosts, from_other_host, memory_of, newest_of_all, top_of_memory
+from farspan.state.memory.hosts import hosts_of_memory, own_host
+from farspan.state.memory.room import check_room, room_in
 from farspan.state.names import check_key
 from farspan.state.position.resumable import loaders_to_json
 from farspan.state.saving.collect import Collected, collect
@@ -33,6 +37,7 @@ from farspan.state.saving.writer import HOW, Job, begin_write, failed
 
 __all__ = ["save"]
 
+_warned: weakref.WeakSet[Engine] = weakref.WeakSet()
 _LEAST_BYTES_PER_S = 4 * 2**20
 """A disk that takes less of one rank is overloaded: until then others wait for its file, beyond the deadline."""
 
@@ -48,6 +53,7 @@ def save(
     keep: int | None = None,
     wait: bool = False,
     snapshot: str = "auto",
+    memory: bool = False,
 ) -> Saved:
     """Save where a program stands, so that `farspan.load` lets another run of it go on as if it had never ended.
 
@@ -72,6 +78,9 @@ def save(
             on: `optimizer.step()` waits for that); "fork" takes what changes meanwhile, page by page, and slows the
             steps until the checkpoint is on the disk (on Linux). "auto": a copy where there is memory for two, else a
             fork.
+        memory: Save into memory that `farspan run --max-restarts` keeps until the run is over, instead of onto the
+            disk: the newest save is there (`latest` and `load` find it by the same `path`), those before it are not.
+            Without such a launcher nothing is saved.
 
     Returns:
         What `wait()` can be called on.
@@ -93,17 +102,26 @@ def save(
     saver = saver_of(engine)
     saver.finish()
     engine.check()
+    _check_arguments(step, keep, optimizer, snapshot)
+    if memory and not memory_of(os.path.abspath(path)):
+        _warn_of_no_memory(engine)
+        return Saved("", saver)
     if engine.recorder.has_pending():
         engine.flush("farspan.save")
     engine.recorder.draws.settle()
     fill_reserved()  # a thread writes what is in `extra`
-    _check_arguments(step, keep, optimizer, snapshot)
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
     found = Collected()
     watch_state()
     try:
-        request = _Request(path=os.fspath(path), step=step, keep=keep, how="none" if wait else snapshot)
+        request = _Request(
+            path=os.fspath(path),
+            step=step,
+            keep=1 if memory else keep,
+            how="none" if wait else snapshot,
+            is_in_memory=memory,
+        )
         task = _begin(engine, found, things | {"extra": extra}, request)
         saved = saver.begin(task, is_asynchronous=not wait)
     except BaseException:
@@ -124,12 +142,14 @@ class _Request:
         step: The checkpoint's number; None for the next one.
         keep: How many checkpoints stay.
         how: What is saved is set apart, a word of `HOW`.
+        is_in_memory: Whether it goes into memory instead of onto the disk.
     """
 
     path: str
     step: int | None
     keep: int | None
     how: str
+    is_in_memory: bool
 
 
 def _begin(engine: Engine, found: Collected, things: Mapping[str, Any], request: _Request) -> Task:
@@ -146,9 +166,19 @@ def _begin(engine: Engine, found: Collected, things: Mapping[str, Any], request:
         collect(engine, things, found, lends=request.how in ("auto", "copy"))
     except CheckpointError as error:  # what an optimizer keeps is seen by its parameter's owner alone
         refused = error
-    draft, step, most_bytes = _agree(engine, found, refused, request)
-    job, states = _own_part(engine, found, draft)
+    tensors, compared = _own_part(engine, found)
+    draft, step, most_bytes = _agree(engine, found, refused, request, size_of(tensors))
+    rank = engine.agreement_of_all.side.rank
+    hosts = hosts_of_memory() if request.is_in_memory else None
+    job = Job(
+        path=f"{draft.path}/rank-{rank:05}.safetensors",
+        about={"save_id": draft.save_id, "rank": str(rank)},
+        tensors=tensors,
+        compared=compared,
+    )
     try:
+        if hosts is not None:
+            make_root(draft.path)  # rank 0 has made that of its own host
         write = begin_write(job, saver.arena, found.loans, how=request.how, deadline_s=engine.deadline_s)
     except Exception as error:  # no memory, no process: the others go on, and hear of it by this rank's vote
         _end_loans(found)
@@ -157,12 +187,19 @@ def _begin(engine: Engine, found: Collected, things: Mapping[str, Any], request:
         key=f"checkpoint {saver.num_begun}",
         draft=draft,
         write=write,
-        states=states,
+        states=found.states,
         group=_of_group(engine),
         keep=request.keep,
         patience_s=engine.deadline_s + most_bytes / _LEAST_BYTES_PER_S,
         head={"step": step, "state": {"objects": found.objects}, "about": _about(engine)},
+        hosts=hosts,
     )
+
+
+def _warn_of_no_memory(engine: Engine) -> None:
+    if engine not in _warned:
+        _warned.add(engine)
+        engine.console.warn("farspan: save(memory=True) saves nothing here: farspan run --max-restarts N keeps memory")
 
 
 def _end_loans(found: Collected) -> None:
@@ -183,7 +220,7 @@ def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> Non
 
 
 def _agree(
-    engine: Engine, found: Collected, refused: CheckpointError | None, request: _Request
+    engine: Engine, found: Collected, refused: CheckpointError | None, request: _Request, own_bytes: int
 ) -> tuple[Draft, int, int]:
     """All ranks save the same, into the folder that rank 0 has made.
 
@@ -192,6 +229,7 @@ def _agree(
         found: What it saves.
         refused: Why it cannot.
         request: What the program asks for.
+        own_bytes: What this rank writes.
 
     Returns:
         What is written, its number, and the most bytes that a rank may write.
@@ -199,21 +237,24 @@ def _agree(
     Raises:
         CheckpointError: A rank cannot save, or saves something else; raised on every rank, and nothing is left.
     """
-    entries = _entries(found, request.path, request.step)
-    own = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.alone | found.shared)}
+    entries = _entries(found, request)
+    most = size_of(found.owned | found.alone | found.shared)
+    own = {"digest": _digest("\n".join(entries)), "size": most, "writes": own_bytes}
     while True:
         part, draft = _begun(engine, refused, request)
         try:
             blobs = engine.agreement_of_all.gather("farspan.save", json.dumps(own | part).encode())
             parts = [json.loads(blob) for blob in blobs]
             _check_alike(engine, parts, entries)
+            if request.is_in_memory:
+                check_room([(item["host"], item["writes"], item["room"]) for item in parts])
         except BaseException:
             if draft is not None:
                 discard(draft.path)
             raise
         if "draft" in parts[0]:  # else the rank that was the first is lost: the one that is now begins
             root, name, save_id, serial = parts[0]["draft"]
-            draft = Draft(root=root, name=name, save_id=save_id, serial=serial)
+            draft = Draft(root=from_other_host(root), name=name, save_id=save_id, serial=serial)
             return draft, int(parts[0]["step"]), max(item["size"] for item in parts)
 
 
@@ -226,13 +267,19 @@ def _begun(engine: Engine, refused: CheckpointError | None, request: _Request) -
             raise refused
         if engine.agreement_of_all.side.rank == 0:
             root = os.path.abspath(request.path)
-            make_root(root)
-            saver_of(engine).lock = hold(root)
+            memory = memory_of(root)
+            into, beside = (memory, root) if request.is_in_memory else (root, memory)
+            make_root(into)
+            saver_of(engine).lock = hold(into)
             if step is None:
-                latest = newest(root)
+                latest = newest_of_all(root)
                 step = 0 if latest is None else step_in(latest) + 1
-            draft = begin(root, step, secrets.token_hex(8))
-            part |= {"draft": [draft.root, draft.name, draft.save_id, draft.serial], "step": step}
+            if request.is_in_memory:
+                remove_drafts(into)
+            draft = begin(into, step, secrets.token_hex(8), beside=beside)
+            part |= {"draft": [for_other_hosts(draft.root), draft.name, draft.save_id, draft.serial], "step": step}
+        if request.is_in_memory:
+            part |= {"host": own_host(), "room": room_in(top_of_memory())}
     except OSError as error:
         where = error.filename or request.path
         part["error"] = [f"{where} cannot be made.", f"{error.strerror}.", "a folder that can be written"]
@@ -252,9 +299,9 @@ def _check_alike(engine: Engine, parts: Sequence[dict[str, Any]], entries: Seque
             raise _differ(engine, entries, first, rank)
 
 
-def _entries(found: Collected, path: str, step: int | None) -> list[str]:
+def _entries(found: Collected, request: _Request) -> list[str]:
     """A line for each part of what every rank must save alike."""
-    lines = [f"path: {path}", f"step: {step}"]
+    lines = [f"path: {request.path}", f"step: {request.step}", f"memory: {request.is_in_memory}"]
     for key, value in found.objects.items():
         items = value["items"].items() if value["kind"] == "mapping" else [("", value)]
         lines += [f"{key}{'/' * bool(name)}{name}: {json.dumps(item, sort_keys=True)}" for name, item in items]
@@ -276,9 +323,9 @@ def _differ(engine: Engine, entries: Sequence[str], first: int, rank: int) -> Ch
     )
 
 
-def _own_part(engine: Engine, found: Collected, draft: Draft) -> tuple[Job, dict[str, dict[str, Any]]]:
+def _own_part(engine: Engine, found: Collected) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Returns what this rank writes, and what it keeps for others to compare: one rank of all writes each tensor."""
-    rank, groups = engine.agreement_of_all.side.rank, engine.groups
+    groups = engine.groups
     tensors: dict[str, torch.Tensor] = dict(found.alone)
     compared: dict[str, torch.Tensor] = {}
     if groups.number == 0:
@@ -292,13 +339,7 @@ def _own_part(engine: Engine, found: Collected, draft: Draft) -> tuple[Job, dict
                 tensors[name] = item
         else:
             (tensors if number % groups.num_groups == groups.number else compared)[name] = item
-    job = Job(
-        path=f"{draft.path}/rank-{rank:05}.safetensors",
-        about={"save_id": draft.save_id, "rank": str(rank)},
-        tensors=tensors,
-        compared=compared,
-    )
-    return job, found.states
+    return tensors, compared
 
 
 def _of_group(engine: Engine) -> dict[str, Any]:

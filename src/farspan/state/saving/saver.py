@@ -26,6 +26,7 @@ from farspan.execute.process.program_end import fail_at_end
 from farspan.launch.rank.notes import note_saving
 from farspan.launch.rank.process_end import at_process_end
 from farspan.state.format import Draft, Lock, discard, is_checkpoint
+from farspan.state.memory.hosts import Hosts
 from farspan.state.saving.commit import Vote, commit_votes
 from farspan.state.saving.snapshot import Arena
 from farspan.state.saving.writer import Write
@@ -46,6 +47,7 @@ class Task:
         keep: How many checkpoints stay.
         patience_s: How long the slowest rank may take for its file.
         head: What every rank has alike, for the manifest; used on rank 0.
+        hosts: Those in whose memory it is saved; None for one folder that all ranks see.
     """
 
     key: str
@@ -56,6 +58,7 @@ class Task:
     keep: int | None
     patience_s: float
     head: dict[str, Any]
+    hosts: Hosts | None
 
 
 class Saved:
@@ -220,11 +223,11 @@ class Saver:
 
     def _vote_of(self, task: Task) -> Vote:
         try:
-            return {
-                **task.write(lambda: self._note_life(2 * self.deadline_s)),
-                "states": task.states,
-                "group": task.group,
-            }
+            found = task.write(lambda: self._note_life(2 * self.deadline_s))
+            if task.hosts is not None and found["file"] is not None:
+                path = f"{task.draft.path}/{found['file'][0]}"
+                task.hosts.copy_away(path, lambda: self._note_life(2 * self.deadline_s))
+            return {**found, "states": task.states, "group": task.group}
         except OSError as error:
             return {"error": _described(error, task.draft.path)}
         except FarspanError as error:
@@ -243,7 +246,7 @@ class Saver:
         blobs = side.gathered(f"votes on {task.key}", task.patience_s)
         side.forget(f"votes on {task.key}")
         try:
-            commit_votes(task.draft, [json.loads(blob) for blob in blobs], task.head, task.keep)
+            commit_votes(task.draft, [json.loads(blob) for blob in blobs], task.head, task.keep, task.hosts)
         except OSError as error:
             return self._abandoned(task, _described(error, task.draft.path))
         except CheckpointError as error:

@@ -130,7 +130,7 @@ class JoinedFleet(Fleet):
             connection.close()  # not the socket: its number could be another file's while the connection still sends
             return
         own_address, knows_secret = link.getsockname()[0], bool(settings.text("SECRET"))
-        remote = RemoteHost(host, connection, own_address=own_address, knows_secret=knows_secret)
+        remote = RemoteHost(host, connection, own_address=own_address, address=address, knows_secret=knows_secret)
         say(f"farspan run: {host.name} has come, with {count} processes")
         self._arrivals.put((number if order is None else order, remote))
 
