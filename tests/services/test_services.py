@@ -14,7 +14,7 @@ from tests.support.launcher import wait_until
 
 import farspan
 from farspan.errors import DeadlineError, LaunchError, RecordError, ServiceError
-from farspan.launch.membership.lines import socket_to
+from farspan.launch.membership.lines import listen_in, socket_to
 from farspan.services.names import names_of_run
 
 TIMEOUT_S = 60.0
@@ -186,7 +186,7 @@ def test_what_cannot_be_sent_is_refused_before_it_is(buffer: Buffer) -> None:
 
 def test_a_call_has_a_deadline_that_says_what_it_waited_for(buffer: Buffer) -> None:
     service = farspan.service("buffer", timeout=0.2)
-    with pytest.raises(DeadlineError, match=r"waited 0.2 s for wait_in_line of the service 'buffer'"):
+    with pytest.raises(DeadlineError, match=r"waited 0.2 s for the service 'buffer' to run wait_in_line"):
         service.wait_in_line()
     buffer.gate.set()
     assert farspan.service("buffer", timeout=TIMEOUT_S).add(1) == 1
@@ -234,6 +234,19 @@ def test_calls_under_way_raise_when_the_object_goes_and_later_ones_find_the_next
     assert second.items == ["again"] and not first.items
 
 
+def test_a_process_that_ends_while_it_is_connected_to_is_waited_past() -> None:
+    """The kernel closes the sockets of a killed process one after the other: the listener may outlive the name."""
+    names = names_of_run()
+    with listen_in(names.folder, "dying") as dying:
+        names.expose("dies", "dying")
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(farspan.service, "dies", timeout=TIMEOUT_S)
+            dying.accept()[0].close()
+            names.withdraw("dies")
+            with pytest.raises(ServiceError, match="there is no service 'dies'"):  # alone, nobody else could expose it
+                found.result(TIMEOUT_S)
+
+
 def test_a_caller_that_does_not_read_delays_nobody(buffer: Buffer) -> None:
     from farspan.services.messages import call_message
 
@@ -258,6 +271,7 @@ def test_what_is_no_message_ends_its_own_connection_alone(buffer: Buffer, said: 
     with stranger:
         stranger.settimeout(TIMEOUT_S)
         stranger.sendall(said)
+        assert stranger.recv(2) == b"!"
         assert stranger.recv(1) == b""
     assert service.add(1) == 1
 

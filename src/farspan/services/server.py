@@ -21,7 +21,7 @@ from typing import Any
 
 from farspan.control.wire import Buffer, ProtocolError, advance, close_in_children
 from farspan.errors import RecordError, ServiceError
-from farspan.services.messages import Message, MessageReader, error_message, result_message
+from farspan.services.messages import GREETING, Message, MessageReader, error_message, result_message
 
 __all__ = ["Server"]
 
@@ -138,6 +138,7 @@ class Server:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it has gone already
             caller = _Caller(self._listener.accept()[0])
+            caller.sock.send(GREETING)
             self._selector.register(caller.sock, caller.events, caller)
 
     def _attend(self, caller: _Caller, events: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from socket import socket
 from typing import Any
 
 from farspan import settings
@@ -14,6 +16,7 @@ from farspan.errors import DeadlineError, LaunchError, quoted
 from farspan.launch.membership.lines import socket_to
 from farspan.launch.roles.role import describe_process
 from farspan.services.connection import Connection
+from farspan.services.messages import GREETING
 from farspan.services.names import names_of_run
 
 __all__ = ["Service", "service"]
@@ -60,8 +63,11 @@ class Service:
             if future.done():  # it is the method's own
                 raise
         who = self._connection.who if self._connection is not None else "the process that has it"
-        raise DeadlineError(
-            f"{describe_process()} waited {self._timeout_s:g} s for {method} of the service {self._name!r}.",
+        raise self._late(f"run {method}", who)
+
+    def _late(self, to_do: str, who: str) -> DeadlineError:
+        return DeadlineError(
+            f"{describe_process()} waited {self._timeout_s:g} s for the service {self._name!r} to {to_do}.",
             why=f"{who} has not answered: it runs other calls, or is stopped.",
             hint="farspan.service(name, timeout=seconds); `.future` for calls that take long",
         )
@@ -79,11 +85,33 @@ class Service:
     def _connect(self) -> Connection:
         names, dead = names_of_run(), ""
         while True:  # each time another one is dead
-            socket, who = names.find(self._name, self._timeout_s, dead)
+            place, who = names.find(self._name, self._timeout_s, dead)
             try:
-                return Connection(socket_to(names.folder, socket), self._name, who, self._timeout_s)
-            except OSError:
-                dead = socket
+                sock = socket_to(names.folder, place)
+                with contextlib.ExitStack() as stack:
+                    stack.callback(sock.close)
+                    self._greet(sock, who)
+                    stack.pop_all()
+            except (ConnectionError, FileNotFoundError):
+                dead = place
+            else:
+                return Connection(sock, self._name, who, self._timeout_s)
+
+    def _greet(self, sock: socket, who: str) -> None:
+        """Waits until the other process has taken the connection.
+
+        Raises:
+            ConnectionError: It has ended.
+            DeadlineError: It does not.
+        """
+        sock.settimeout(self._timeout_s)
+        try:
+            greeting = sock.recv(len(GREETING))
+        except TimeoutError:
+            raise self._late("let this process in", who) from None
+        if greeting != GREETING:
+            raise ConnectionError("closed")
+        sock.settimeout(None)
 
 
 class Futures:
