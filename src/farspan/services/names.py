@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
 import threading
-import time
+from collections.abc import Generator
 from typing import Any
 
 from farspan import settings
@@ -36,9 +37,9 @@ class Names:
         self.folder = folder
         self._is_alone = is_alone
         self._condition = threading.Condition()
-        self._found: dict[str, tuple[str, str]] = {}
-        self._exposed: dict[str, tuple[str, str]] = {}
-        self._names: list[str] | None = None
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, dict[str, Any] | None] = {}
+        """To the questions that somebody waits for; None where it has not come."""
         self._is_over = False
         try:
             self._lines = Lines(close_in_children(socket_to(folder)))
@@ -56,11 +57,9 @@ class Names:
         Raises:
             ServiceError: Another process has the name.
         """
-        with self._condition:
-            self._exposed.pop(name, None)
-            self._lines.send({"is": "expose", "name": name, "socket": socket, "who": describe_process()})
-            self._wait(lambda: name in self._exposed, _ANSWER_S, f"say that {name!r} is exposed")
-            found, who = self._exposed[name]
+        question = {"is": "expose", "name": name, "socket": socket, "who": describe_process()}
+        answer = self._answered(question, f"say that {name!r} is exposed")
+        found, who = str(answer["socket"]), str(answer["who"])
         if found != socket:
             raise ServiceError(
                 f"the service {name!r} is there already.",
@@ -83,16 +82,15 @@ class Names:
         Raises:
             DeadlineError: Nobody has exposed it in time.
         """
-        until = time.monotonic() + timeout_s
-        with self._condition:
-            self._found.pop(name, None)
-            self._lines.send({"is": "find", "name": name, "but": but})
+        with self._condition, self._asked({"is": "find", "name": name, "but": but}) as number:
             if not self._is_alone:
-                self._condition.wait_for(lambda: self._is_over or name in self._found, until - time.monotonic())
-            if name not in self._found:
-                there = self._list()  # in one order with the answer to the question before
-            if name in self._found:
-                return self._found[name]
+                self._wait(number, timeout_s)
+            there: list[str] = []
+            if self._answers[number] is None:  # an answer to it comes before one to a later question
+                there = self._answered({"is": "list"}, "list the services")["names"]
+            answer = self._answers[number]
+        if answer is not None:
+            return str(answer["socket"]), str(answer["who"])
         known = f"there is {', '.join(map(repr, there))}" if there else "nothing is exposed"
         if self._is_alone:
             raise ServiceError(
@@ -106,37 +104,44 @@ class Names:
             hint=f'farspan.expose("{name}", object) in the process that has it; farspan.service(name, timeout=seconds)',
         )
 
-    def _list(self) -> list[str]:
-        self._names = None
-        self._lines.send({"is": "list"})
-        self._wait(lambda: self._names is not None, _ANSWER_S, "list the services")
-        return self._names or []
-
-    def _wait(self, is_done: Any, timeout_s: float, to_do: str) -> None:
-        if not self._condition.wait_for(lambda: self._is_over or is_done(), timeout_s) or not is_done():
+    def _answered(self, question: dict[str, Any], to_do: str) -> dict[str, Any]:
+        """Returns the answer to what is answered at once."""
+        with self._condition, self._asked(question) as number:
+            self._wait(number, _ANSWER_S)
+            answer = self._answers[number]
+        if answer is None:
             raise LaunchError(
                 f"{describe_process()} waited for the launcher to {to_do}.",
-                why="it has ended." if self._is_over else f"it has not answered for {timeout_s:g} s.",
+                why="it has ended." if self._is_over else f"it has not answered for {_ANSWER_S:g} s.",
             )
+        return answer
+
+    @contextlib.contextmanager
+    def _asked(self, question: dict[str, Any]) -> Generator[int]:
+        """Sends a question, and keeps the answer to it during the body; gives its number."""
+        number = next(self._numbers)
+        self._answers[number] = None
+        self._lines.send({**question, "id": number})
+        try:
+            yield number
+        finally:
+            del self._answers[number]
+
+    def _wait(self, number: int, timeout_s: float) -> None:
+        self._condition.wait_for(lambda: self._is_over or self._answers[number] is not None, timeout_s)
 
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._lines.receive())
+                message = self._lines.receive()
+                with self._condition:
+                    if message["id"] in self._answers:
+                        self._answers[message["id"]] = message
+                        self._condition.notify_all()
         except (EOFError, KeyError, TypeError):
             with self._condition:
                 self._is_over = True
                 self._condition.notify_all()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        with self._condition:
-            if message["is"] == "found":
-                self._found[message["name"]] = str(message["socket"]), str(message["who"])
-            elif message["is"] == "exposed":
-                self._exposed[message["name"]] = str(message["socket"]), str(message["by"])
-            elif message["is"] == "names":
-                self._names = list(map(str, message["names"]))
-            self._condition.notify_all()
 
 
 _lock = threading.Lock()

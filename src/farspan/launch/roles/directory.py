@@ -1,11 +1,11 @@
 """Says where the services of a run are: who exposes one tells its name and socket, who wants it asks by name.
 
-    a process   {"is": "expose", "name": "buffer", "socket": "4711-1", "who": "learner 0"}
-    directory   {"is": "exposed", "name": "buffer", "by": "learner 0"}       or by whom it is taken
-    another     {"is": "find", "name": "buffer", "but": ""}                   a socket that is known to be dead
-    directory   {"is": "found", "name": "buffer", "socket": "4711-1"}         as soon as there is one
-    another     {"is": "list"}
-    directory   {"is": "names", "names": ["buffer"]}
+    a process   {"is": "expose", "id": 1, "name": "buffer", "socket": "4711-1", "who": "learner 0"}
+    directory   {"id": 1, "socket": "4711-1", "who": "learner 0"}              or whose it is already
+    another     {"is": "find", "id": 1, "name": "buffer", "but": ""}           but: a socket that is known to be dead
+    directory   {"id": 1, "socket": "4711-1", "who": "learner 0"}              as soon as there is one
+    another     {"is": "list", "id": 2}
+    directory   {"id": 2, "names": ["buffer"]}
 
 A name belongs to the connection over which it came: it is free again when that ends, however the process has ended.
 """
@@ -40,7 +40,7 @@ class Directory:
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
-        self._waiting: dict[str, set[Lines]] = {}
+        self._waiting: dict[str, list[tuple[Lines, int]]] = {}
         """For each name that is not there, who waits for it."""
         self._open: set[Lines] = set()
         self._listener = listen_in(folder)
@@ -71,7 +71,7 @@ class Directory:
                 message = lines.receive()
                 with self._lock:
                     self._hear(lines, message)
-        except (EOFError, KeyError, TypeError):
+        except (EOFError, KeyError, TypeError, ValueError):
             with self._lock:
                 self._forget(lines)
                 lines.close()
@@ -82,28 +82,28 @@ class Directory:
             entry = self._entries.setdefault(
                 name, _Entry(owner=lines, socket=str(message["socket"]), who=str(message["who"]))
             )
-            lines.send({"is": "exposed", "name": name, "socket": entry.socket, "by": entry.who})
-            for other in self._waiting.pop(name, ()):
-                other.send(_found(name, entry))
+            lines.send(_found(message["id"], entry))
+            for other, number in self._waiting.pop(name, ()):
+                other.send(_found(number, entry))
         elif kind == "withdraw":
             if name in self._entries and self._entries[name].owner is lines:
                 del self._entries[name]
         elif kind == "find":
             entry = self._entries.get(name)
             if entry is not None and entry.socket != message["but"]:
-                lines.send(_found(name, entry))
+                lines.send(_found(message["id"], entry))
             else:
-                self._waiting.setdefault(name, set()).add(lines)
+                self._waiting.setdefault(name, []).append((lines, int(message["id"])))
         elif kind == "list":
-            lines.send({"is": "names", "names": sorted(self._entries)})
+            lines.send({"id": message["id"], "names": sorted(self._entries)})
 
     def _forget(self, lines: Lines) -> None:
         self._open.discard(lines)
         for name in [name for name, entry in self._entries.items() if entry.owner is lines]:
             del self._entries[name]
-        for waiting in self._waiting.values():
-            waiting.discard(lines)
+        for name, waiting in self._waiting.items():
+            self._waiting[name] = [item for item in waiting if item[0] is not lines]
 
 
-def _found(name: str, entry: _Entry) -> dict[str, Any]:
-    return {"is": "found", "name": name, "socket": entry.socket, "who": entry.who}
+def _found(number: int, entry: _Entry) -> dict[str, Any]:
+    return {"id": number, "socket": entry.socket, "who": entry.who}
