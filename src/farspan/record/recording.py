@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -119,6 +119,12 @@ class SplitMatrices(Protocol):
     sliced: set[str]
 
 
+class Crossings(Protocol):
+    """What goes from one stage to the members of another."""
+
+    def add(self, splits: Iterable[Any], plain: Iterable[int]) -> None: ...
+
+
 class SplitStages(Protocol):
     """The split stages of the program."""
 
@@ -130,6 +136,8 @@ class SplitStages(Protocol):
     again: set[int]
     is_inside: bool
 
+    @property
+    def crossings(self) -> Crossings: ...
     @property
     def matrices(self) -> SplitMatrices: ...
     def enter(self, module_id: int) -> Any: ...

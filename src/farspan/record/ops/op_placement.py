@@ -105,10 +105,13 @@ def _is_weight(value: Value) -> bool:
 
 
 def _made_of(value: Value) -> list[Value]:
-    """Returns what an operation between modules has made it of."""
+    """Returns what an operation between modules has made it of; nothing if that has looked it up: it is data."""
     if value.call is None or type(value.call.target) is Leaf:
         return []
-    return [item for item in value.call.arguments or () if isinstance(item, Value)]
+    given = value.call.arguments or ()
+    if any(not isinstance(item, Value) and not item.dtype.is_floating_point for item in given):
+        return []
+    return [item for item in given if isinstance(item, Value)]
 
 
 def _stage_written(recorder: Recording, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:

@@ -65,6 +65,8 @@ def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, Split
         stages: By name, those of modules that lie on a split stage.
     """
     recorder.splitting.takes_operations = recorder.splitting
+    leaves = [recorder.leaves.get(id(module)) for module in model.modules()]
+    recorder.splitting.crossings.add(stages.values(), [leaf.stage for leaf in leaves if leaf is not None])
     for name, module in model.named_modules():
         leaf, split = recorder.leaves.get(id(module)), stages.get(name)
         if leaf is None or split is None or isinstance(module, torch.jit.ScriptModule):

@@ -156,7 +156,6 @@ class Matrices:
         if product is None:
             return NotImplemented
         kind, x, weight, bias = product
-        recorder = self.recorder
         split = x._split if type(x) is TeamTensor else current
         if split is None or not x.dim() or weight.dim() != 2:
             return NotImplemented
@@ -190,7 +189,7 @@ class Matrices:
             owners, stage = split.owners, matrix.placed.stage
             near = used(near)._parts[owners.index(stage) if stage in owners else 0]
         made, given = kind.call(function, near, weight, bias)
-        return recorder.dispatch(made, given, {})
+        return self.splitting.dispatch_whole(made, given, {})
 
     def view(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a view of a parameter, of which members may take slices; NotImplemented if it is none."""

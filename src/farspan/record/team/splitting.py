@@ -33,6 +33,8 @@ from farspan.record.team.parts.shares import extent_of, share_of
 from farspan.record.team.parts.sizes import PICKS, sections_asked_for, templates_of_parts
 from farspan.record.team.rules import RULES
 from farspan.record.team.rules.channels.batch_norm import batch_norm
+from farspan.record.team.stages.crossings import Crossings
+from farspan.record.team.stages.inside import Inside
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, settled, used
 from farspan.record.team.wholes import Reads, Writes, on_whole
 from farspan.record.tensor import LazyTensor
@@ -41,63 +43,29 @@ from farspan.torch_private import DisableTorchFunctionSubclass
 if TYPE_CHECKING:
     from farspan.call.leaf import Leaf
     from farspan.call.modes import Modes
-    from farspan.graph import Meta, Template, Value
+    from farspan.graph import Meta, Template
     from farspan.record.recording import Recording
 
 __all__ = ["Splitting"]
 
+_STAYS = frozenset([torch.autograd.grad, torch.Tensor.detach])
 
-class Splitting:
+
+class Splitting(Inside):
     """The split stages of one rank's program."""
 
     def __init__(self, recorder: Recording) -> None:
-        self.recorder = recorder
+        super().__init__(recorder)
         self.takes_operations: Any = recorder
         """Takes what is recorded: the recorder itself, while no stage is split."""
-        self.stages: dict[int, SplitStage] = {}
-        """The split stages, by the id of the module that is placed on each."""
         self.opened: set[int] = set()
         """Ids of modules that are called part by part for no other reason."""
-        self.current: SplitStage | None = None
-        """The stage of the module that is running."""
-        self.again: set[int] = set()
-        """Ids of the modules that are computed again in the backward, and of all below them."""
-        self.unit: object | None = None  # for the call of the outermost of them
-        self.is_inside = False
-        """Whether a module runs that the program has called."""
-        self.matrices = Matrices(recorder, self, self.record, self._everywhere)
+        self.crossings = Crossings(self)
+        self.matrices = Matrices(recorder, self, self.record, self.crossings.everywhere)
         self._has_settled = False
         """Whether there are tensors of which the whole is used in the place of the parts."""
         self._ways = Recent()
         """How operations are done part by part, or why not, by what they are and are given."""
-        self._copies: dict[Value, TeamTensor] = {}
-        """What each member has of values from elsewhere, in the current graph."""
-
-    @property
-    def inside(self) -> tuple[SplitStage | None, object | None]:
-        """Returns what operations belong to: a stage, and a unit."""
-        return self.current, self.unit
-
-    @inside.setter
-    def inside(self, inside: tuple[SplitStage | None, object | None]) -> None:
-        self.current, self.unit = inside
-
-    def enter(self, module_id: int) -> tuple[SplitStage | None, object | None]:
-        """Let operations be those of a module; returns what they belonged to before."""
-        around = self.inside
-        if (split := self.stages.get(module_id)) is not None:
-            begins = self.unit is None and module_id in self.again
-            self.inside = split, object() if begins else self.unit
-        return around
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keeps for the backward what the operations in the body give."""
-        around, self.inside = self.inside, (self.current, None)
-        try:
-            yield
-        finally:
-            self.inside = around
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -110,7 +78,7 @@ class Splitting:
 
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
-        self._copies.clear()
+        self.crossings.clear()
         self.matrices.end_graph()
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,6 +96,12 @@ class Splitting:
             function, args, kwargs = LIKE_ANOTHER[function], (args[0], other.shape), {}  # type: ignore[union-attr]
             if type(args[0]) is torch.Tensor and id(args[0]) not in self.recorder.placed:
                 return function(*args)
+        given = args, kwargs
+        if self.crossings.are_possible and function not in _STAYS:
+            brought = self.crossings.brought(function, args, kwargs)
+            if brought is None:
+                return self._on_whole(function, args, kwargs, "what it is used with lies on another stage")
+            args, kwargs = brought
         result = self.matrices.product(function, args, kwargs, self.current)
         if result is not NotImplemented:
             return result
@@ -143,7 +117,7 @@ class Splitting:
         template, tensors = flatten_arguments(args, kwargs)
         team = next((item for item in tensors if type(item) is TeamTensor), None)
         if team is None:
-            return self.recorder.dispatch(function, args, kwargs)
+            return self.dispatch_whole(function, args, kwargs)
         if function is torch.autograd.grad:
             outputs = [joined(item) for item in (args[0] if isinstance(args[0], (list, tuple)) else [args[0]])]
             return self.recorder.dispatch(function, (outputs, *args[1:]), kwargs)
@@ -156,7 +130,14 @@ class Splitting:
             return self._part_by_part(function, args, kwargs, template, tensors, team)
         if type(args[0]) is TeamTensor and writes_apart(function):
             raise refusal(function)
-        return self._on_whole(function, args, kwargs, name_of(function))
+        return self._on_whole(function, *given, name_of(function))
+
+    def dispatch_whole(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a function of tensors that are no team's."""
+        if self.current is None or not self.crossings.are_possible:
+            return self.recorder.dispatch(function, args, kwargs)
+        with self.crossings.placed(flatten_arguments(args, kwargs)[1]):
+            return self.recorder.dispatch(function, args, kwargs)
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a module that is one unit; of one that takes a team's tensor part by part, if there is a
@@ -213,18 +194,6 @@ class Splitting:
             return self.record(torch.cat, (parts, dim), home)
         apart = [self.record(torch.unflatten, (part, dim, (tensor._sections, -1)), home) for part in parts]
         return self.record(torch.flatten, (self.record(torch.cat, (apart, dim + 1), home), dim, dim + 1), home)
-
-    def _everywhere(self, x: Any, split: SplitStage) -> TeamTensor:
-        """Returns `x` as each member has it: a copy of its own, whose gradient comes back once."""
-        if type(x) is TeamTensor and x._split == split and x._dim is None:
-            return x
-        whole = x.join() if type(x) is TeamTensor else x
-        value: Any = self.recorder.argument(whole)
-        found = self._copies.get(value)
-        if found is None or found._split != split:
-            parts = [self.record(torch.clone, (whole,), stage) for stage in split.members]
-            found = self._copies[value] = TeamTensor.of(self, split, parts, None)
-        return found
 
     def _part_by_part(
         self, function: Any, args: Any, kwargs: Any, template: Template, tensors: Sequence[Any], team: TeamTensor
@@ -300,7 +269,7 @@ class Splitting:
         recorder = self.recorder
         if any(type(item) is TeamTensor and item._split != split for item in tensors):
             return "two teams"
-        metas = [item._value.meta if isinstance(item, LazyTensor) else self._meta_of(item) for item in tensors]
+        metas = [self.meta_of(item) for item in tensors]
         entry = recorder.predict(function, template, metas, modes)
         if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.metas:
             return name_of(function)
@@ -309,8 +278,7 @@ class Splitting:
             kind = Reads
         if entry.is_random:
             return kind(f"{name_of(function)} draws random numbers")
-        copies = set(map(id, self._copies.values()))
-        if any(id(tensors[number]) in copies for number in entry.mutated):
+        if any(self.crossings.has_copy(tensors[number]) for number in entry.mutated):
             raise refusal(function)
         if any(type(tensors[number]) is not TeamTensor for number in entry.mutated):
             return kind(name_of(function))
@@ -357,7 +325,10 @@ class Splitting:
         finally:
             self.recorder.is_recording = True
 
-    def _meta_of(self, item: Any) -> Meta:
+    def meta_of(self, item: Any) -> Meta:
+        """Returns the metadata of a tensor: of a team's those of the whole."""
+        if isinstance(item, LazyTensor):
+            return item._value.meta
         placed = self.recorder.placed.get(id(item))
         return meta_of(item) if placed is None else placed.meta
 
@@ -370,13 +341,13 @@ class Splitting:
             return item._parts
         placed = self.recorder.placed.get(id(item))
         if dim is None:
-            return self._everywhere(item, split)._parts if type(item) is LazyTensor else [item] * num_parts
+            return self.crossings.everywhere(item, split)._parts if type(item) is LazyTensor else [item] * num_parts
         if placed is not None and placed.is_parameter:
             view = ParameterView(placed, 0, placed.meta.shape[0])
             return [self.matrices.share_of(view, dim, member, split, sections) for member in range(num_parts)]
         if not isinstance(item, LazyTensor) and placed is None:
             return [share_of(item, dim, sections, member, num_parts) for member in range(num_parts)]
-        wholes = self._everywhere(item, split)._parts if isinstance(item, LazyTensor) else [item] * num_parts
+        wholes = self.crossings.everywhere(item, split)._parts if isinstance(item, LazyTensor) else [item] * num_parts
         return [
             self.record(torch.narrow, (one, dim, *extent_of(item.shape[dim], member, num_parts)), stage)
             if sections == 1

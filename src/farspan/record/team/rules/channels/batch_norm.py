@@ -62,12 +62,15 @@ def batch_norm(splitting: Rules, leaf: Leaf, args: tuple[Any, ...], kwargs: dict
     module: Any = leaf.module
     if kwargs or len(args) != 1 or type(args[0]) is not TeamTensor or not _is_plain(splitting, leaf):
         return NotImplemented
+    if id(module) not in splitting.stages:
+        return NotImplemented  # one rank runs it
     x = args[0]
     if x._dim not in (None, 1) or x.dim() < 2 or x.shape[1] != module.num_features:
         return NotImplemented
     module._check_input_dim(x)
     if module.training and (x.numel() == x.shape[1] or module.num_batches_tracked is None):
         return NotImplemented  # torch says what is wrong
+    x = splitting.crossings.moved(x, splitting.stages[id(module)])
     running = functools.partial(splitting.recorder.call_leaf, _running_of(splitting, leaf))
     given = () if module.training else running((), {})
     split, sections, dim = x._split, x._sections, None if x._dim is None else 0
