@@ -255,7 +255,7 @@ def test_a_caller_that_does_not_read_delays_nobody(buffer: Buffer) -> None:
         stranger.setblocking(False)
         buffer.items.append("x" * 100_000)
         call = b"".join(map(bytes, call_message(1, "get", [0], {})))
-        for _ in range(50):  # 5 MB of answers, far more than a socket takes
+        for _ in range(200):  # 20 MB of answers, far more than a socket takes
             stranger.send(call)
         service = farspan.service("buffer", timeout=TIMEOUT_S)
         wait_until(lambda: service.get(0) == "x" * 100_000)

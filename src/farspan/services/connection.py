@@ -14,7 +14,7 @@ from typing import Any
 
 from farspan.control.wire import ProtocolError, close_in_children, send_all
 from farspan.errors import DeadlineError, FarspanError, RecordError, ServiceError
-from farspan.services.messages import Message, MessageReader, call_message
+from farspan.services.messages import SEND_BUFFER_BYTES, Message, MessageReader, call_message
 
 __all__ = ["Connection"]
 
@@ -36,6 +36,7 @@ class Connection:
         self._timeout_s = timeout_s
         self._sock = close_in_children(sock)
         whole = int(timeout_s)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._sock.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, int((timeout_s - whole) * 1e6))
         )

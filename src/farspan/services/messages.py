@@ -35,10 +35,20 @@ from farspan.control.wire import (
 )
 from farspan.errors import RecordError
 
-__all__ = ["GREETING", "Message", "MessageReader", "call_message", "error_message", "result_message"]
+__all__ = [
+    "GREETING",
+    "SEND_BUFFER_BYTES",
+    "Message",
+    "MessageReader",
+    "call_message",
+    "error_message",
+    "result_message",
+]
 
 GREETING = b"!"
 """Comes first: a connection without it was made with a process that had ended by then."""
+SEND_BUFFER_BYTES = 4 << 20
+"""What the system may keep of a message before the other end reads it; systems have limits of their own."""
 _SINGLE = frozenset((type(None), bool, float))
 _MOST_SINGLE, _LONGEST_TEXT, _LARGEST_INT = 16, 10_000, 1 << 63
 """What the head of a message holds at most; the rest goes as a structure."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from farspan.control.wire import Buffer, ProtocolError, advance, close_in_children
 from farspan.errors import RecordError, ServiceError
-from farspan.services.messages import GREETING, Message, MessageReader, error_message, result_message
+from farspan.services.messages import GREETING, SEND_BUFFER_BYTES, Message, MessageReader, error_message, result_message
 
 __all__ = ["Server"]
 
@@ -40,6 +40,7 @@ class _Caller:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.sock = close_in_children(sock)
         self.messages = MessageReader()
         self.answers: list[Buffer] = []
