@@ -8,15 +8,19 @@ import os
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from farspan.control.wire import ProtocolError, close_in_children, send_all
 from farspan.errors import DeadlineError, FarspanError, RecordError, ServiceError
+from farspan.launch.rank.process_end import at_process_end
 from farspan.services.messages import SEND_BUFFER_BYTES, Message, MessageReader, call_message
 
 __all__ = ["Connection"]
+
+_ENDING_S = 5.0
 
 
 class Connection:
@@ -45,7 +49,9 @@ class Connection:
         self._sending = threading.Lock()
         self._under_way: dict[int, tuple[str, Future[Any]]] = {}
         self._lost: str | None = None
-        threading.Thread(target=self._listen, name=f"farspan-service-{name}", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name=f"farspan-service-{name}", daemon=True)
+        self._thread.start()
+        _open.add(self)
 
     @property
     def is_lost(self) -> bool:
@@ -83,8 +89,9 @@ class Connection:
         return future
 
     def close(self) -> None:
-        """Ends the connection, and all calls that are under way."""
+        """Ends the connection, and all calls that are under way; returns when its thread has ended."""
         self._end("this process has closed it")
+        self._thread.join(_ENDING_S)
 
     def _listen(self) -> None:
         reader = MessageReader()
@@ -142,3 +149,16 @@ class Connection:
         )
         error.remote_type, error.remote_traceback = texts.get("type", ""), texts.get("traceback", "")
         return error
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """A thread that is still in torch when the interpreter ends would abort the process."""
+    for connection in list(_open):
+        if connection.process == os.getpid():
+            connection.close()
+
+
+at_process_end(_close_all)

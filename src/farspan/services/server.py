@@ -28,6 +28,8 @@ __all__ = ["Server"]
 _log = logging.getLogger(__name__)
 _MOST_WAITING_BYTES = 64 << 20
 """Limit on what is kept for one caller, before nothing more of it is read."""
+_MOST_CALLS = 1000
+"""Limit on the calls of one caller that wait for a thread."""
 _MOST_BUFFERS = 16
 _SMALL_BYTES = 16 << 10
 """Answers below that are joined, so that many go out by one system call."""
@@ -45,6 +47,8 @@ class _Caller:
         self.messages = MessageReader()
         self.answers: list[Buffer] = []
         self.num_bytes = 0
+        self.num_calls = 0
+        """How many have come and have no answer yet, where threads run them."""
         self.events = selectors.EVENT_READ
 
     def add(self, buffers: list[Buffer]) -> None:
@@ -66,7 +70,7 @@ class _Caller:
 
     def wanted(self) -> int:
         """Returns the events to wait for."""
-        reads = selectors.EVENT_READ if self.num_bytes < _MOST_WAITING_BYTES else 0
+        reads = selectors.EVENT_READ if self.num_bytes < _MOST_WAITING_BYTES and self.num_calls < _MOST_CALLS else 0
         return reads | (selectors.EVENT_WRITE if self.answers else 0)
 
 
@@ -160,6 +164,7 @@ class Server:
         flushed = time.monotonic()
         for message in caller.messages.read(caller.sock):
             if self._runners:
+                caller.num_calls += 1
                 self._calls.put((caller, message))
                 continue
             caller.add(self._run(message))
@@ -178,6 +183,7 @@ class Server:
         with contextlib.suppress(queue.Empty):
             while True:
                 caller, buffers = self._done.get_nowait()
+                caller.num_calls -= 1
                 caller.add(buffers)
                 callers[caller] = None
         for caller in callers:

@@ -56,14 +56,20 @@ class LooseJob(Job):
         self._places[number] = place
         self.ended.remove(rank)
         self.ranks.remove(rank)
-        if done == self._max_restarts or is_repeated:
-            self._says(f"farspan run: {self._role} {number} {how}; the run goes on without it; its log is {rank.log}")
-            if self.run_folder is not None:
-                note_end(self.run_folder, number)
-            return True
-        self._num_restarts[number] = done + 1
-        self._says(f"farspan run: {self._role} {number} {how}; restart {done + 1} of {self._max_restarts} of it")
-        self._start_again(number, {"FARSPAN_RESTART": str(done + 1)})
+        if done < self._max_restarts and not is_repeated:
+            self._num_restarts[number] = done + 1
+            try:
+                self._start_again(number, {"FARSPAN_RESTART": str(done + 1)})
+            except OSError as error:
+                how += f" and cannot be started again ({error.strerror or error})"
+            else:
+                self._says(
+                    f"farspan run: {self._role} {number} {how}; restart {done + 1} of {self._max_restarts} of it"
+                )
+                return True
+        self._says(f"farspan run: {self._role} {number} {how}; the run goes on without it; its log is {rank.log}")
+        if self.run_folder is not None:
+            note_end(self.run_folder, number)
         return True
 
     def pass_on(self, number: signal.Signals) -> None:

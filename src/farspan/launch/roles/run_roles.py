@@ -61,7 +61,7 @@ def run_roles(
         script_argv: As in `run`; all roles run it.
         roles: At least one; no name twice.
         log_dir: Folder for `ROLE/rank0.log`, ...; None makes a fresh one for temporary files.
-        environment: Further variables for every process.
+        environment: Further variables for the last role.
         files: As in `run`, for the last role; processes of the others write where the script says.
         max_restarts: How often the last role, and any process of another one, may be started again.
         keeps_going: As in `run`, for the last role.
@@ -77,8 +77,7 @@ def run_roles(
     command = find_command(script_argv)
     folder = make_log_dir(log_dir)
     services = tempfile.mkdtemp(prefix="farspan-run-")
-    everybody = {**own_threads(sum(role.num_processes for role in roles)), **(environment or {})}
-    everybody["FARSPAN_SERVICES"] = services
+    everybody = {**own_threads(sum(role.num_processes for role in roles)), "FARSPAN_SERVICES": services}
     *others, main = [
         _Running(command, role, folder / role.name, everybody, max_restarts=max_restarts, grace_s=grace_s)
         for role in roles
@@ -92,7 +91,7 @@ def run_roles(
         try:
             for thread in threads:
                 thread.start()
-            code = main.run_as_program(files, keeps_going=keeps_going)
+            code = main.run_as_program(environment or {}, files, keeps_going=keeps_going)
         finally:
             for other in others:
                 other.events.put(Over())
@@ -127,9 +126,9 @@ class _Running:
         self._max_restarts = max_restarts
         self._grace_s = grace_s
 
-    def run_as_program(self, files: str | None, *, keeps_going: bool) -> int:
-        """Runs it as the program that the run is for; returns its exit code."""
-        variables = shared_variables(self.role.num_processes, self._folder) | self._variables
+    def run_as_program(self, more: Mapping[str, str], files: str | None, *, keeps_going: bool) -> int:
+        """Runs it as the program that the run is for, with more variables; returns its exit code."""
+        variables = {**shared_variables(self.role.num_processes, self._folder), **self._variables, **more}
         if keeps_going:
             variables["FARSPAN_KEEP_GOING"] = "1"
         if self.role.num_processes > 1:
