@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Generator
@@ -18,6 +17,7 @@ from farspan.launch.membership.lines import Lines, socket_to
 from farspan.launch.rank.process_end import at_process_end
 from farspan.launch.roles.directory import Directory
 from farspan.launch.roles.role import describe_process
+from farspan.launch.sweep import Sweeper
 
 __all__ = ["Names", "names_of_run"]
 
@@ -163,13 +163,12 @@ def _connect() -> Names:
     if folder:
         return Names(folder)
     folder = tempfile.mkdtemp(prefix="farspan-run-")
-    directory, process = Directory(folder), os.getpid()
+    sweeper, directory, process = Sweeper(folder), Directory(folder), os.getpid()
 
     def end() -> None:
         if os.getpid() == process:
             directory.close()
-            with contextlib.suppress(OSError):
-                shutil.rmtree(folder)
+            sweeper.close()
 
     at_process_end(end)
     return Names(folder, is_alone=True)
