@@ -148,8 +148,9 @@ def distribute(
             one process, and are the same each time. An automatic plan has as many stages as the ranks make; in a plan
             of one's own such a stage is "rank:0&rank:1". "auto": the number whose simulated step is the shortest, of
             those that fit. A mapping asks for single matrices: `{"degree": 2, "lm_head": "vocab", "*.gate": "whole"}`,
-            names of modules or parameters (or glob patterns) to "column", "row", "vocab" or "whole"; without "degree"
-            all ranks run each layer, or those of a plan of one's own.
+            names of modules or parameters (or glob patterns) to "column", "row", "vocab" or "whole", or "sequence",
+            which divides sums along the sequence; without "degree" all ranks run each layer, or those of a plan of
+            one's own.
         comm: A communicator of mpi4py, which the program goes on using: all its ranks call this, and all goes over MPI.
         mesh: A `DeviceMesh` of all ranks with axes "dp", "pp", "tp" (or some of them, in this order) in the place of
             `data_parallel`, `stages` and `tensor_parallel`.

@@ -25,7 +25,7 @@ __all__ = [
     "tensor_layouts",
 ]
 
-LAYOUTS = ("column", "row", "vocab", "whole")
+LAYOUTS = ("column", "row", "sequence", "vocab", "whole")
 """How a matrix of a split stage may be asked to lie on its members."""
 
 

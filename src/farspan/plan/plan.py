@@ -50,7 +50,8 @@ class Plan:
             up those of its micro-batches and sends them once a step, which is less to send, and differs by rounding.
         tensor_layouts: How matrices of split stages are to lie on the members, where that is not to follow from what
             the model does: name of a module or parameter, or glob, to "column", "row", "vocab" (by the words of a
-            vocabulary) or "whole". What is said of a part beats what is said of the whole.
+            vocabulary), "whole", or "sequence" (as it follows, with sums divided along the sequence). What is said of
+            a part beats what is said of the whole.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1), and from `farspan plan` "peak_bytes", "limit_bytes" (memory), "busy" (share of the step), and
             "micro_batch_s" (seconds of work for each). Two plans that differ only here are equal.

@@ -118,7 +118,7 @@ def layouts_of(plan: Plan, resolved: Resolved, *, modules: Sequence[str], matric
         matrices: Names of the parameters of two or more dimensions; of a tied one all its names.
 
     Returns:
-        "column", "row", "vocab" or "whole" by the name of a matrix; nothing where no stage is split.
+        "column", "row", "sequence", "vocab" or "whole" by the name of a matrix; nothing where no stage is split.
 
     Raises:
         PlanError: An entry matches nothing or means no matrix, or asks to split what one rank runs.

@@ -53,7 +53,8 @@ def _is_its_own(value: Value) -> bool:
     call = value.call
     if call is None or not call.segment.calls:  # it is of an earlier step
         return False
-    return type(call.target) is not Leaf and len(call.outputs) == 1 and _gives_new_tensors(call)
+    is_single = all(other is value or other.data is not value.data for other in call.outputs)
+    return type(call.target) is not Leaf and is_single and _gives_new_tensors(call)
 
 
 def _gives_new_tensors(call: Call) -> bool:

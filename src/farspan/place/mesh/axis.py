@@ -3,6 +3,7 @@
 2                                     two ranks run each layer; what is split how follows from what the model does
 "auto"                                the number whose simulated step is the shortest, of those that fit
 {"degree": 2, "lm_head": "vocab"}     and what is asked of single matrices, as a plan keeps it
+{"degree": 2, "*": "sequence"}        and sums of matrices are divided along the sequence
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ tensor_parallel=2 on 4 ranks     stage 0  rank:0&rank:1     stage 1  rank:2&rank
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
@@ -68,8 +69,9 @@ def split_stages(
         names = [prefix + name for name, _ in model.named_parameters()]
         if not is_said and not matrices.split.keys().isdisjoint(names):
             is_said = True
-            engine.console.say(said_of({name: matrices.form_of(name) for name in names}))
-            unmet = unmet_of({name: (matrices.asked[name], *matrices.form_of(name)) for name in matrices.asked})
+            engine.console.say(said_of({name: matrices.form_of(name) for name in names}, matrices.gathered_for))
+            asked = dict.fromkeys(matrices.by_positions, "sequence") | matrices.asked
+            unmet = unmet_of({name: (layout, *matrices.form_of(name)) for name, layout in asked.items()})
             if unmet:
                 engine.console.warn(unmet)
 
@@ -84,24 +86,33 @@ def unmet_of(found: Mapping[str, tuple[str, str, str]]) -> str:
     """
     unmet: list[str] = []
     for name, (asked, form, why) in found.items():
+        if asked == "sequence" and form != "row":
+            continue  # it is about sums, of which no other matrix has any
         if form != asked:
             reason = why or (f"it is split as {form}" if form else "no product that can be split takes it")
             if (asked, form) == ("vocab", "column"):
                 reason = "no loss over words reads what it gives"
+            if asked == "sequence":
+                reason = "its sums have fewer positions than there are ranks, or are those of a convolution"
             unmet.append(f"{name} is not split as asked ({asked}): {reason}")
     if not unmet:
         return ""
     return f"farspan: tensor_parallel: {'; '.join(unmet[:3])}{f'; and {len(unmet) - 3} more' * (len(unmet) > 3)}"
 
 
-def said_of(forms: Mapping[str, tuple[str, str]]) -> str:
+def said_of(forms: Mapping[str, tuple[str, str]], gathered_for: Collection[str] = ()) -> str:
     """Returns one line on how the matrices of split stages are split, and why some are not.
 
     Args:
-        forms: By name of a parameter "column", "row", "vocab" or "whole", and why; "" where it is in no product.
+        forms: By name of a parameter "column", "row", "sequence", "vocab" or "whole", and why; "" where it is in no
+            product.
+        gathered_for: Names of operations that need all positions of sums that are divided along the sequence.
     """
-    numbers = {form: sum(each == form for each, _ in forms.values()) for form in ("column", "row", "vocab", "whole")}
-    said = f"tensor axis: {numbers['column']} matrices split by columns, {numbers['row']} by rows"
+    numbers = Counter(form for form, _ in forms.values())
+    said = f"tensor axis: {numbers['column']} matrices split by columns, {numbers['row'] + numbers['sequence']} by rows"
+    if numbers["sequence"]:
+        said += f" (sums of {numbers['sequence']} divided along the sequence"
+        said += f", gathered for {', '.join(sorted(gathered_for))})" if gathered_for else ")"
     if numbers["vocab"]:
         said += f", {numbers['vocab']} by vocabulary"
     reasons: dict[str, list[str]] = {}

@@ -19,6 +19,7 @@ from farspan.call.infer.entry import intern
 from farspan.call.leaf import sliced
 from farspan.graph import Meta, SliceName, Value
 from farspan.record.team.parameter_views import ParameterView, ParameterViews
+from farspan.record.team.parts.positions import added_up_apart, dim_of_positions
 from farspan.record.team.parts.shares import extent_of
 from farspan.record.team.products import Product, product_of
 from farspan.record.team.team_tensor import Splits, SplitStage, TeamTensor, used
@@ -58,7 +59,11 @@ class Matrices:
         self.kept_whole: dict[str, str] = {}
         """Why a matrix is not split, by its name."""
         self.split: dict[str, str] = {}
-        """In which form a matrix was split last ("column", "row", "vocab"), by its name."""
+        """In which form a matrix was split last ("column", "row", "sequence", "vocab"), by its name."""
+        self.by_positions: set[str] = set()
+        """Names of the matrices whose sums were asked to be divided along positions ("sequence")."""
+        self.gathered_for: set[str] = set()
+        """Names of operations that need all positions of what is divided along them."""
         self.sliced: set[str] = set()
         """Names of the parameters that have been used in slices."""
         self.views = ParameterViews()
@@ -78,7 +83,8 @@ class Matrices:
 
     def ask(self, layouts: Mapping[str, str]) -> None:
         """Let matrices lie as asked, by name."""
-        self.asked.update(layouts)
+        self.by_positions |= {name for name, layout in layouts.items() if layout == "sequence"}
+        self.asked.update({name: layout for name, layout in layouts.items() if layout != "sequence"})
         self.kept_whole.update({name: "as asked" for name, layout in layouts.items() if layout == "whole"})
 
     def forget_slices(self) -> None:
@@ -86,8 +92,8 @@ class Matrices:
         self._slices.clear()
 
     def form_of(self, name: str) -> tuple[str, str]:
-        """Returns how a parameter is split ("column", "row", "vocab", "whole"; "" if it is in no product), and why
-        not."""
+        """Returns how a parameter is split ("column", "row", "sequence", "vocab", "whole"; "" if it is in no product),
+        and why not."""
         if name in self.kept_whole:
             return "whole", self.kept_whole[name]
         rows = [each for each, whole_name in self._names.items() if whole_name == name]
@@ -173,7 +179,7 @@ class Matrices:
         asked, is_whole = self.asked.get(matrix.placed.name), self._reason(name) is not None
         call = _Call(function, kind, matrix, offset, split)
         near: Any = x
-        if type(x) is TeamTensor and x._dim is not None:
+        if type(x) is TeamTensor and x._dim is not None and not x.is_by_positions:
             is_last = x._dim == x.dim() - 1 and x._sections == 1
             fits = is_last and weight.shape[kind.in_dim] == x.shape[-1]
             if fits and not is_whole and asked in (None, "row"):
@@ -185,7 +191,9 @@ class Matrices:
         elif not is_whole and (asked or near is x) and num_columns >= num_parts:
             parts = [near] * num_parts if is_plain else used(self.everywhere(near, split))._parts
             return self._row_of_whole(call, parts, bias) if asked == "row" else self._column(call, parts)
-        if type(near) is TeamTensor:  # the copy of the member that owns the matrix, if one of them does
+        if type(near) is TeamTensor and near._dim is not None:
+            near = used(near).join()
+        elif type(near) is TeamTensor:  # the copy of the member that owns the matrix, if one of them does
             owners, stage = split.owners, matrix.placed.stage
             near = used(near)._parts[owners.index(stage) if stage in owners else 0]
         made, given = kind.call(function, near, weight, bias)
@@ -276,12 +284,16 @@ class Matrices:
         return self._row(call, TeamTensor.of(self.splitting, split, parts, last), bias)
 
     def _row(self, call: _Call, x: TeamTensor, bias: Any) -> TeamTensor:
-        self.split[call.matrix.placed.name] = "row"
         terms: list[Any] = []
         for member, (part, stage) in enumerate(zip(used(x)._parts, call.split.members, strict=True)):
             own = self._laid(self.share_of(call.matrix, call.in_dim, member, call.split), call, stage)
             terms.append(self.record(*call.kind.call(call.function, part, own, None), stage))
-        return self.added_up(terms, call.split, bias)
+        name = call.matrix.placed.name
+        dim = dim_of_positions(terms[0].shape, len(terms)) if name in self.by_positions else None
+        self.split[name] = "row" if dim is None else "sequence"
+        if dim is None:
+            return self.added_up(terms, call.split, bias)
+        return added_up_apart(self.splitting, terms, call.split, bias, dim)
 
     def _laid(self, own: Any, call: _Call, stage: int) -> Any:
         """Returns a slice as the function takes it."""

@@ -36,7 +36,7 @@ from farspan.record.team.rules.channels.batch_norm import batch_norm
 from farspan.record.team.stages.crossings import Crossings
 from farspan.record.team.stages.inside import Inside
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, settled, used
-from farspan.record.team.wholes import Reads, Writes, on_whole
+from farspan.record.team.wholes import Reads, Views, Writes, on_whole
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
@@ -218,6 +218,10 @@ class Splitting(Inside):
         )
         if way is None:
             way = self._ways[key] = self._found(function, template, part_templates, tensors, split, modes)
+        if type(way) in (str, Views) and any(type(item) is TeamTensor and item.is_by_positions for item in tensors):
+            self.matrices.gathered_for.add(name_of(function))
+            if type(way) is str:  # no write into what is put together is to be seen in the parts
+                return self.dispatch(function, *map_tensors((args, kwargs), self._with_all_positions))
         if isinstance(way, str):
             falls = tensors[0] is team and self._falls_into(function, args, kwargs, team)
             return self._on_whole(function, args, kwargs, None if falls else way)
@@ -273,7 +277,8 @@ class Splitting(Inside):
         entry = recorder.predict(function, template, metas, modes)
         if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.metas:
             return name_of(function)
-        kind = Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else str
+        kind = Views if any(number >= 0 for number in (*entry.shares, *entry.same_as)) else str
+        kind = Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else kind
         if not entry.mutated and not entry.requires_grad:
             kind = Reads
         if entry.is_random:
@@ -336,7 +341,8 @@ class Splitting(Inside):
         """Returns what each member takes of an operand."""
         num_parts = len(split.members)
         if type(item) is TeamTensor and item._dim not in (None, dim):
-            item = self.join(item, "others of an operation are split otherwise")
+            item = self._with_all_positions(item)
+            item = item if item._dim is None else self.join(item, "others of an operation are split otherwise")
         if type(item) is TeamTensor and item._dim == dim:
             return item._parts
         placed = self.recorder.placed.get(id(item))
@@ -354,6 +360,11 @@ class Splitting(Inside):
             else self.record(share_of, (one, dim, sections, member, num_parts), stage)
             for member, (one, stage) in enumerate(zip(wholes, split.members, strict=True))
         ]
+
+    def _with_all_positions(self, item: Any) -> Any:
+        """Returns what each member has as a whole, if it is a tensor of which each has some positions."""
+        is_apart = type(item) is TeamTensor and item.is_by_positions
+        return self.crossings.everywhere(item, item._split) if is_apart else item
 
     def _on_whole(self, function: Any, args: Any, kwargs: Any, reason: str | None) -> Any:
         """Do it once, on whole tensors; None: what has split them is split on, in another way."""

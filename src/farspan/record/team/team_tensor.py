@@ -59,6 +59,7 @@ class Splits(Protocol):
     def gathered(self, tensor: TeamTensor) -> LazyTensor: ...
     def kept(self) -> AbstractContextManager[None]: ...
     def settles(self) -> bool: ...
+    def record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any: ...
 
 
 class TeamTensor(LazyTensor):
@@ -72,7 +73,7 @@ class TeamTensor(LazyTensor):
     _sections: int
     """Into how many equal sections the whole falls along it (q, k and v), of each of which a member has a share."""
     _weights: frozenset[str]
-    """Names of the parameters whose split has made it one of parts."""
+    """Names of the parameters whose split has made it one of parts; none if a sum has, divided along positions."""
     _is_used: bool = False
     """True once an operation has taken it: its copies have gradients of their own."""
     _whole: tuple[tuple[Value, ...], LazyTensor] | None = None
@@ -127,6 +128,11 @@ class TeamTensor(LazyTensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise WholeError(f"{func} reached a tensor of which each member of a split stage has a part.")
+
+    @property
+    def is_by_positions(self) -> bool:
+        """Returns whether each member has some positions of what all of them have added up."""
+        return self._dim is not None and not self._weights
 
     def join(self) -> LazyTensor:
         """Returns one recorded tensor, with the parts behind each other; the parts stay what they are."""

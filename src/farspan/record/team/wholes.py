@@ -17,7 +17,7 @@ from farspan.record.team.parts.shares import extent_of
 from farspan.record.team.team_tensor import Splits, TeamTensor, used
 from farspan.record.tensor import LazyTensor
 
-__all__ = ["Reads", "Writes", "on_whole"]
+__all__ = ["Reads", "Views", "Writes", "on_whole"]
 
 _Record = Callable[[Any, tuple[Any, ...], int], Any]
 
@@ -30,6 +30,12 @@ class Writes(str):
 
 class Reads(str):
     """Why an operation that gives no gradient is not done part by part."""
+
+    __slots__ = ()
+
+
+class Views(str):
+    """Why an operation whose result shares memory with a team's tensor is not done part by part."""
 
     __slots__ = ()
 

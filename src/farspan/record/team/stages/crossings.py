@@ -22,7 +22,7 @@ from farspan.call.pytree.template import flatten_arguments, map_tensors
 from farspan.graph import Call, Value
 from farspan.record.ops.op_placement import latest_stage
 from farspan.record.team.rules.protocol import Rules
-from farspan.record.team.team_tensor import SplitStage, TeamTensor, used
+from farspan.record.team.team_tensor import SplitStage, TeamTensor, used, whole_of
 from farspan.record.tensor import LazyTensor
 
 __all__ = ["Crossings"]
@@ -41,7 +41,8 @@ class Crossings:
         """Whether there is more than one stage."""
         self._stages: dict[int, SplitStage] = {}
         """The split stage that a stage of the recorder belongs to."""
-        self._copies: dict[tuple[tuple[Value, ...], int], TeamTensor] = {}
+        self._copies: dict[tuple[tuple[Any, ...], int, bool], TeamTensor] = {}
+        """By the values, the stage, and whether they are parts that each member puts together."""
 
     def add(self, splits: Iterable[SplitStage], plain: Iterable[int]) -> None:
         """Take note of split stages, and of the numbers of those that one member runs alone."""
@@ -64,8 +65,9 @@ class Crossings:
 
     def everywhere(self, x: Any, split: SplitStage) -> TeamTensor:
         """Returns `x` as each member has it: a copy of its own, whose gradient comes back once."""
-        if type(x) is TeamTensor and x._dim is None:
-            return self.moved(x, split)
+        if type(x) is TeamTensor and (x._dim is None or x.is_by_positions):
+            near = self.moved(x, split)
+            return near if near._dim is None else self._gathered(near)
         whole = x.join() if type(x) is TeamTensor else x
         return self._copied([whole] * len(split.members), split, None)
 
@@ -120,10 +122,21 @@ class Crossings:
         finally:
             recorder.here = ()
 
+    def _gathered(self, x: TeamTensor) -> TeamTensor:
+        """Returns what each member puts together of the parts of all."""
+        dim, split, parts = x._dim, x._split, used(x)._parts
+        key = (self._arguments(parts), split.home, True)
+        found = self._copies.get(key)
+        if found is None:
+            function, given = (torch.cat, ()) if x._sections == 1 else (whole_of, (x._sections,))
+            own = [self.splitting.record(function, (list(parts), dim, *given), stage) for stage in split.members]
+            found = self._copies[key] = TeamTensor.of(self.splitting, split, own, None)
+        return found
+
     def _copied(self, parts: Sequence[Any], split: SplitStage, like: TeamTensor | None) -> TeamTensor:
-        recorder, splitting = self.splitting.recorder, self.splitting
-        key = (tuple([recorder.argument(part) for part in parts]), split.home)
-        found = self._copies.get(key)  # type: ignore[arg-type]
+        splitting = self.splitting
+        key = (self._arguments(parts), split.home, False)
+        found = self._copies.get(key)
         if found is None:
             own = [splitting.record(torch.clone, (part,), at) for part, at in zip(parts, split.members, strict=True)]
             if like is None:
@@ -131,8 +144,11 @@ class Crossings:
             else:
                 meta = None if like._dim is None else like._value.meta
                 found = TeamTensor.of(splitting, split, own, like._dim, like._weights, meta, like._sections)
-            self._copies[key] = found  # type: ignore[index]
+            self._copies[key] = found
         return found
+
+    def _arguments(self, parts: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([self.splitting.recorder.argument(part) for part in parts])
 
     def _values(self, tensors: Sequence[Any]) -> list[Value]:
         """Returns what is recorded of tensors, and of parameters among them."""
