@@ -56,69 +56,93 @@ def route(
     Raises:
         RuntimeError: The backward would go a second time through what was not kept; torch's own words.
     """
-    parts: _Segments = {}
-    leading = None if backward.requested is None else _leading(backward.roots, backward.requested)
-    active: set[Value] = set()
-    queue: list[tuple[int, int, Call]] = []
-    queued: set[Call] = set()
-    users: _Users = {}
-    leaf_calls: dict[Any, dict[BackwardSegment, list[Call]]] = {}
-    native: dict[str, tuple[Any, dict[BackwardSegment, None]]] = {}  # parameters used as such, where they live, by name
-
-    def part_of(segment: Segment) -> BackwardSegment:
-        part = parts.get(segment)
-        if part is None:
-            part = parts[segment] = BackwardSegment(backward, segment, segment.stage, segment.order)
-        return part
-
-    def activate(value: Value) -> None:
-        active.add(value)
-        call = value.call
-        if call is not None and call not in queued and (leading is None or call in leading):
-            queued.add(call)
-            part_of(call.segment)
-            heapq.heappush(queue, (-call.graph.index, -call.index, call))
-
-    def reach(value: Value) -> None:
-        if backward.requested is not None and value in backward.requested.values and value.segment is not None:
-            backward.requested.reached.add(value)
-            part_of(value.segment).requested[value] = None
-
-    for root in backward.roots:
-        activate(root)
-        reach(root)
-    while queue:
-        call = heapq.heappop(queue)[2]
-        segment = call.segment
-        part = parts[segment]
-        if call.arguments is None or call in released:
-            raise RuntimeError(
-                "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-                "already been freed). Specify retain_graph=True if you need to backward through the graph a second "
-                "time."
-            )
-        part.calls.append(call)
-        if isinstance(call.target, ModuleTarget):
-            leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
-        for value in differentiated(call, active):
-            if leading is not None and value not in leading:
-                continue
-            if value.name and value.stage == segment.stage:
-                native.setdefault(value.name, (value.meta, {}))[1][part] = None
-            elif value.segment is not segment:
-                users.setdefault(value, {})[part] = None
-            activate(value)
-            reach(value)
+    walk = _Walk(backward)
+    walk.run(released)
+    parts, users = walk.parts, walk.users
     if backward.requested is None:
-        for leaf, using in leaf_calls.items():
+        for leaf, using in walk.leaf_calls.items():
             if leaf.parameter_names or not leaf.placed:  # where all parameters are elsewhere, so are their sums
                 for part in using:
                     part.accumulates_into[leaf] = None
-    stops = _stops(backward, active, queued)
+    stops = _stops(backward, walk.active, walk.queued)
     _link_values(users, parts, stops, frozenset(part_stages))
     _link_outside(backward, users, parts, home_stages)
-    _link_parameters(backward, users, native, leaf_calls, parts, keeps_order=keeps_order)
+    _link_parameters(backward, users, walk.native, walk.leaf_calls, parts, keeps_order=keeps_order)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
+
+
+class _Walk:
+    """Goes back through the calls of one backward, the latest first, and notes by segments what gets gradient."""
+
+    def __init__(self, backward: Backward) -> None:
+        self.backward = backward
+        self.parts: _Segments = {}
+        self.active: set[Value] = set()
+        """Values that get gradient."""
+        self.queued: set[Call] = set()
+        """Calls that it goes through."""
+        self.users: _Users = {}
+        self.leaf_calls: dict[Any, dict[BackwardSegment, list[Call]]] = {}
+        """Of each module, its calls by backward segment."""
+        self.native: dict[str, tuple[Any, dict[BackwardSegment, None]]] = {}
+        """By name the parameters that are used as such where they live, with their metadata and users."""
+        self._queue: list[tuple[int, int, Call]] = []
+        requested = backward.requested
+        self._leading = None if requested is None else _leading(backward.roots, requested)
+
+    def run(self, released: Collection[Call]) -> None:
+        """Go through all calls.
+
+        Raises:
+            RuntimeError: One is among those released.
+        """
+        for root in self.backward.roots:
+            self._activate(root)
+            self._reach(root)
+        while self._queue:
+            call = heapq.heappop(self._queue)[2]
+            if call.arguments is None or call in released:
+                raise RuntimeError(
+                    "Trying to backward through the graph a second time (or directly access saved tensors after they "
+                    "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
+                    "second time."
+                )
+            self._go_through(call)
+
+    def _go_through(self, call: Call) -> None:
+        segment, part = call.segment, self.parts[call.segment]
+        part.calls.append(call)
+        if isinstance(call.target, ModuleTarget):
+            self.leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
+        for value in differentiated(call, self.active):
+            if self._leading is not None and value not in self._leading:
+                continue
+            if value.name and value.stage == segment.stage:
+                self.native.setdefault(value.name, (value.meta, {}))[1][part] = None
+            elif value.segment is not segment:
+                self.users.setdefault(value, {})[part] = None
+            self._activate(value)
+            self._reach(value)
+
+    def _activate(self, value: Value) -> None:
+        self.active.add(value)
+        call = value.call
+        if call is not None and call not in self.queued and (self._leading is None or call in self._leading):
+            self.queued.add(call)
+            self._part_of(call.segment)
+            heapq.heappush(self._queue, (-call.graph.index, -call.index, call))
+
+    def _reach(self, value: Value) -> None:
+        requested = self.backward.requested
+        if requested is not None and value in requested.values and value.segment is not None:
+            requested.reached.add(value)
+            self._part_of(value.segment).requested[value] = None
+
+    def _part_of(self, segment: Segment) -> BackwardSegment:
+        part = self.parts.get(segment)
+        if part is None:
+            part = self.parts[segment] = BackwardSegment(self.backward, segment, segment.stage, segment.order)
+        return part
 
 
 def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:

@@ -169,38 +169,31 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
             needs.add(backward.forward)
         needs.update([inputs[task] for task in before] if is_split else before)
         memory = -1.0 if backward.frees else 0.0
-        rank, micro_batch, level = backward.rank, backward.micro_batch, backward.level
-        tasks.append(
-            Task(
-                kind=Kind.BACKWARD,
-                rank=rank,
-                micro_batch=micro_batch,
-                level=level,
-                duration=NOMINAL_S * backward.width * (1 if is_split else 2),
-                needs=_sorted(needs),
-                holds=False,
-                memory=0.0 if is_split else memory,
-            )
-        )
-        numbers.append(number)
         places.append(own)
         if is_split:
-            tasks.append(
-                Task(
-                    kind=Kind.WEIGHT,
-                    rank=rank,
-                    micro_batch=micro_batch,
-                    level=level,
-                    duration=NOMINAL_S * backward.width,
-                    needs=_sorted({own, *before}),
-                    holds=False,
-                    memory=memory,
-                )
-            )
+            tasks.append(_task_of(backward, Kind.BACKWARD, needs, width=1, memory=0.0))
+            tasks.append(_task_of(backward, Kind.WEIGHT, {own, *before}, width=1, memory=memory))
+            numbers += [number, number]
+        else:
+            tasks.append(_task_of(backward, Kind.BACKWARD, needs, width=2, memory=memory))
             numbers.append(number)
         inputs[len(tasks) - 1] = own
         last.update(dict.fromkeys(backward.accumulates, len(tasks) - 1))
     return _Tasks(tuple(tasks), tuple(numbers), tuple(places))
+
+
+def _task_of(backward: BackwardWork, kind: Kind, needs: set[int], *, width: int, memory: float) -> Task:
+    """Returns a task of a backward, or of a part of one: `width` forwards long."""
+    return Task(
+        kind=kind,
+        rank=backward.rank,
+        micro_batch=backward.micro_batch,
+        level=backward.level,
+        duration=NOMINAL_S * backward.width * width,
+        needs=_sorted(needs),
+        holds=False,
+        memory=memory,
+    )
 
 
 def _feeding_another_rank(backwards: Sequence[BackwardWork]) -> list[bool]:

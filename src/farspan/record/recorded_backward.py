@@ -55,17 +55,7 @@ def record_backward(
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
-    values: list[Value] = []
-    for number, root in enumerate(roots):
-        if type(root) is not LazyTensor:
-            recorder.refuse("backward from a tensor that was not recorded together with recorded ones")
-        if not root.requires_grad:
-            raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
-        if given[number] is None and root.numel() != 1:
-            raise RuntimeError("grad can be implicitly created only for scalar outputs")
-        if type(root._value.call) is not Call:
-            recorder.deferred.record_one(root)
-        values.append(root._value)
+    values = [_value_of(recorder, root, number, given[number]) for number, root in enumerate(roots)]
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
@@ -88,20 +78,38 @@ def record_backward(
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
     if recorder.has_hooked_calls:
-        calls, near = hooked_calls(backward)
-        if near is not None and near.call is not None:
-            recorder.refuse(
-                f"a backward cannot stop for the hooks on {near.describe()}",
-                why=f"at {format_where(near.call.where)}: it was computed together with its use, when one was read.",
-                hint="register the hook before a value is read (loss.item(), print(loss))",
-            )
-        if calls:
-            backward.stops = Stops(calls)
-            graph.note_path([number for call in calls for number in (call.graph.index, call.index)])
+        _stop_for_hooks(recorder, backward)
     if requested is not None:
         positions = graph.positions(list(requested.values))
         graph.note_path((digest_of(sorted(requested.names)), len(requested.outside), len(positions), *positions))
     return backward
+
+
+def _value_of(recorder: Recording, root: Any, number: int, given: torch.Tensor | None) -> Value:
+    """Returns the value of a root, the one of that number, of which the gradient is `given`."""
+    if type(root) is not LazyTensor:
+        recorder.refuse("backward from a tensor that was not recorded together with recorded ones")
+    if not root.requires_grad:
+        raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
+    if given is None and root.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    if type(root._value.call) is not Call:
+        recorder.deferred.record_one(root)
+    return root._value
+
+
+def _stop_for_hooks(recorder: Recording, backward: Backward) -> None:
+    """Let `backward` stop where it passes calls on whose outputs there are hooks."""
+    calls, near = hooked_calls(backward)
+    if near is not None and near.call is not None:
+        recorder.refuse(
+            f"a backward cannot stop for the hooks on {near.describe()}",
+            why=f"at {format_where(near.call.where)}: it was computed together with its use, when one was read.",
+            hint="register the hook before a value is read (loss.item(), print(loss))",
+        )
+    if calls:
+        backward.stops = Stops(calls)
+        recorder.current.note_path([number for call in calls for number in (call.graph.index, call.index)])
 
 
 @functools.lru_cache(maxsize=64)

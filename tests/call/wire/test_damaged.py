@@ -18,7 +18,7 @@ from tests.call.wire.test_named import CALLED, KINDS
 from torch import nn
 
 from farspan.call.infer.entry import Entry, meta_of
-from farspan.call.infer.predict import observe
+from farspan.call.infer.observe import Fakes, observe
 from farspan.call.modes import current_modes
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.side_effects.changes import apply_result, objects_given, rebuild_arguments
@@ -174,7 +174,7 @@ def _entry() -> Entry:
         return MODULE(*args, **kwargs), arguments
 
     _, tensors = flatten(some_arguments())
-    return observe(MODULE, TEMPLATE, list(map(meta_of, tensors)), current_modes(), tensors, run)
+    return observe(MODULE, TEMPLATE, list(map(meta_of, tensors)), current_modes(), tensors, run, Fakes())[0]
 
 
 MODULE = Changing()

@@ -22,7 +22,8 @@ import torch
 
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Raised, Recent, Unknown, interned
-from farspan.call.infer.predict import DynamicShapeError, predict
+from farspan.call.infer.observe import DynamicShapeError
+from farspan.call.infer.predict import predict
 from farspan.call.infer.symbolic import Family, Numbers, generalise
 from farspan.call.leaf import Leaf, LeakError
 from farspan.call.modes import Modes

@@ -17,7 +17,7 @@ from farspan.launch.files.patches import put_by_name, put_functions
 from farspan.launch.files.succession import bring
 from farspan.launch.files.view import View
 
-__all__ = ["install_view", "replacements_for_view"]
+__all__ = ["ViewFunctions", "install_view"]
 
 
 def install_view(folder: str, rank: int, *, sees_first: bool) -> tuple[Callable[[int], None], Callable[[int], None]]:
@@ -48,7 +48,7 @@ def install_view(folder: str, rank: int, *, sees_first: bool) -> tuple[Callable[
             return path  # for the library's own error
         return os.fsencode(physical) if isinstance(path, bytes) else physical
 
-    put_functions(replacements_for_view(view))
+    put_functions(ViewFunctions(view).replacements())
     put_by_name(adapt_libraries(translate))
 
     def become_first(number: int) -> None:
@@ -58,31 +58,66 @@ def install_view(folder: str, rank: int, *, sees_first: bool) -> tuple[Callable[
     return lambda number: view.catch_up(before(number)), become_first
 
 
-def replacements_for_view(view: View) -> Replacements:
-    """Returns the replaced functions of other ranks: they read where the view says, and write to the rank's own
-    folder."""
+class ViewFunctions:
+    """The replaced functions of a rank other than 0: they read where the view says, and write to the rank's own folder.
 
-    def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    Args:
+        view: Of that rank.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def replacements(self) -> Replacements:
+        """Returns them all, each by the module and the name under which programs find it."""
+        found: Replacements = {
+            (os, "open"): self.open_,
+            (os, "access"): self.access,
+            (os, "mkdir"): self.mkdir,
+            (os, "rmdir"): self.rmdir,
+            (os, "unlink"): self.unlink,
+            (os, "remove"): self.unlink,
+            (os, "rename"): self.rename,
+            (os, "replace"): self.rename,
+            (os, "symlink"): self.symlink,
+            (os, "link"): self.link,
+            (os, "listdir"): self.listdir,
+            (os, "scandir"): self.scandir,
+            (os, "chdir"): self.chdir,
+            (os, "getcwd"): self._view.cwd,
+            (os, "getcwdb"): lambda: os.fsencode(self._view.cwd()),
+        }
+        for name in ("stat", "lstat", "readlink", "statvfs", "pathconf", "getxattr", "listxattr"):
+            if hasattr(posix, name):
+                found[os, name] = self.reading(getattr(posix, name))
+        for name in ("chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr", "chflags"):
+            if hasattr(posix, name):
+                found[os, name] = self.changing(getattr(posix, name))
+        for name in ("mkfifo", "mknod"):
+            found[os, name] = self.making(getattr(posix, name))
+        return found | opening()
+
+    def open_(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         text = text_of(path, dir_fd)
         if text is None or not writes(flags):
             if text is None or is_unnamed(flags):
                 return posix.open(path, flags, mode, dir_fd=dir_fd)
             with renamed(path):
-                found = view.canonical(text, follow=not flags & os.O_NOFOLLOW)
-                return view.reading(found, lambda physical: posix.open(physical, flags, mode))
+                found = self._view.canonical(text, follow=not flags & os.O_NOFOLLOW)
+                return self._view.reading(found, lambda physical: posix.open(physical, flags, mode))
         is_new = bool(flags & os.O_EXCL and flags & os.O_CREAT)
         with renamed(path):
-            found = view.canonical(text, follow=not is_new and not flags & os.O_NOFOLLOW)
-            if not flags & os.O_CREAT and view.locate(found) is None:
+            found = self._view.canonical(text, follow=not is_new and not flags & os.O_NOFOLLOW)
+            if not flags & os.O_CREAT and self._view.locate(found) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            if view.is_made_for_one_process(found, mode, flags) and view.locate(found) is None:
+            if self._view.is_made_for_one_process(found, mode, flags) and self._view.locate(found) is None:
                 opened = posix.open(found, flags, mode)
-                view.own.mark_real(found)
+                self._view.own.mark_real(found)
                 return opened
-            physical = view.for_writing(found, keeps_content=not flags & os.O_TRUNC, is_new=is_new)
+            physical = self._view.for_writing(found, keeps_content=not flags & os.O_TRUNC, is_new=is_new)
             return posix.open(physical, flags, mode)
 
-    def reading(original: Any) -> Callable[..., Any]:
+    def reading(self, original: Any) -> Callable[..., Any]:
         def function(
             path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = True, **kwargs: Any
         ) -> Any:
@@ -91,23 +126,25 @@ def replacements_for_view(view: View) -> Replacements:
                 return original(path, *args, **kwargs)
             follow = follow_symlinks and original not in (posix.lstat, posix.readlink)
             with renamed(path):
-                return view.reading(
-                    view.canonical(text, follow=follow), lambda physical: original(physical, *args, **kwargs)
+                return self._view.reading(
+                    self._view.canonical(text, follow=follow), lambda physical: original(physical, *args, **kwargs)
                 )
 
         return function
 
-    def access(path: Any, mode: int, *, dir_fd: int | None = None, effective_ids: bool = False, **kwargs: Any) -> bool:
+    def access(
+        self, path: Any, mode: int, *, dir_fd: int | None = None, effective_ids: bool = False, **kwargs: Any
+    ) -> bool:
         text = text_of(path, dir_fd)
         if text is None:
             return posix.access(path, mode)
         try:
-            found = view.canonical(text, follow=kwargs.get("follow_symlinks", True))
-            return view.reading(found, lambda physical: posix.access(physical, mode, effective_ids=effective_ids))
+            found = self._view.canonical(text, follow=kwargs.get("follow_symlinks", True))
+            return self._view.reading(found, lambda physical: posix.access(physical, mode, effective_ids=effective_ids))
         except OSError:
             return False
 
-    def changing(original: Any) -> Callable[..., Any]:
+    def changing(self, original: Any) -> Callable[..., Any]:
         """Modes, times, sizes: of a copy."""
 
         def function(
@@ -117,111 +154,99 @@ def replacements_for_view(view: View) -> Replacements:
             if text is None:
                 return original(path, *args, **kwargs)
             with renamed(path):
-                found = view.canonical(text, follow=follow_symlinks)
-                physical = view.locate(found)
+                found = self._view.canonical(text, follow=follow_symlinks)
+                physical = self._view.locate(found)
                 if physical is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                if is_link(physical) or (is_directory(physical) and physical == found and not view.is_exempt(found)):
-                    return None  # of a link or a folder of the disk: it stays as it is
-                return original(view.for_writing(found, keeps_content=True), *args, **kwargs)
+                is_of_the_disk = is_directory(physical) and physical == found and not self._view.is_exempt(found)
+                if is_link(physical) or is_of_the_disk:
+                    return None  # it stays as it is
+                return original(self._view.for_writing(found, keeps_content=True), *args, **kwargs)
 
         return function
 
-    def making(original: Any) -> Callable[..., Any]:
+    def making(self, original: Any) -> Callable[..., Any]:
         def function(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
             with renamed(path):
-                found = view.canonical(text_of(path, dir_fd) or "", follow=False)
-                return original(view.for_writing(found, keeps_content=False, is_new=True), *args, **kwargs)
+                found = self._view.canonical(text_of(path, dir_fd) or "", follow=False)
+                return original(self._view.for_writing(found, keeps_content=False, is_new=True), *args, **kwargs)
 
         return function
 
-    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         with renamed(path):
-            view.mkdir(view.canonical(text_of(path, dir_fd) or "", follow=False), mode)
+            self._view.mkdir(self._view.canonical(text_of(path, dir_fd) or "", follow=False), mode)
 
-    def rmdir(path: Any, *, dir_fd: int | None = None) -> None:
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         with renamed(path):
-            view.rmdir(view.canonical(text_of(path, dir_fd) or "", follow=False))
+            self._view.rmdir(self._view.canonical(text_of(path, dir_fd) or "", follow=False))
 
-    def unlink(path: Any, *, dir_fd: int | None = None) -> None:
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         with renamed(path):
-            found = view.canonical(text_of(path, dir_fd) or "", follow=False)
-            physical = view.locate(found)
+            found = self._view.canonical(text_of(path, dir_fd) or "", follow=False)
+            physical = self._view.locate(found)
             if physical is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if is_directory(physical):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            view.remove(found)
+            self._view.remove(found)
 
-    def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+    def rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         with renamed(src, dst):
-            source = view.canonical(text_of(src, src_dir_fd) or "", follow=False)
-            target = view.canonical(text_of(dst, dst_dir_fd) or "", follow=False)
-            old, new = view.locate(source), view.locate(target)
+            source = self._view.canonical(text_of(src, src_dir_fd) or "", follow=False)
+            target = self._view.canonical(text_of(dst, dst_dir_fd) or "", follow=False)
+            old, new = self._view.locate(source), self._view.locate(target)
             if old is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), src, None, dst)
             number = 0
             if new is not None and source != target:
                 if is_directory(new):
-                    number = errno.EISDIR if not is_directory(old) else errno.ENOTEMPTY if view.names(target) else 0
+                    number = (
+                        errno.EISDIR if not is_directory(old) else errno.ENOTEMPTY if self._view.names(target) else 0
+                    )
                 elif is_directory(old):
                     number = errno.ENOTDIR
             if number:
                 raise OSError(number, os.strerror(number), src, None, dst)
-            view.move(source, target)
+            self._view.move(source, target)
 
-    def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+    def symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         with renamed(src, dst):
-            found = view.canonical(text_of(dst, dir_fd) or "", follow=False)
-            posix.symlink(os.fsdecode(src), view.for_writing(found, keeps_content=False, is_new=True))
-            view.forget_links()
+            found = self._view.canonical(text_of(dst, dir_fd) or "", follow=False)
+            posix.symlink(os.fsdecode(src), self._view.for_writing(found, keeps_content=False, is_new=True))
+            self._view.forget_links()
 
     def link(
-        src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, **kwargs: Any
+        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, **kwargs: Any
     ) -> None:
         with renamed(src, dst):
-            source = view.canonical(text_of(src, src_dir_fd) or "", follow=kwargs.get("follow_symlinks", True))
-            target = view.canonical(text_of(dst, dst_dir_fd) or "", follow=False)
-            physical = view.for_writing(source, keeps_content=True)
-            posix.link(physical, view.for_writing(target, keeps_content=False, is_new=True))
+            source = self._view.canonical(text_of(src, src_dir_fd) or "", follow=kwargs.get("follow_symlinks", True))
+            target = self._view.canonical(text_of(dst, dst_dir_fd) or "", follow=False)
+            physical = self._view.for_writing(source, keeps_content=True)
+            posix.link(physical, self._view.for_writing(target, keeps_content=False, is_new=True))
 
-    original: Any = posix.listdir
-
-    def listdir(path: Any = ".") -> Any:
+    def listdir(self, path: Any = ".") -> Any:
         text = text_of(path)
         if text is None:
+            original: Any = posix.listdir
             return original(path)
         with renamed(path):
-            found = view.canonical(text, follow=True)
-            names: list[str] = view.reading(found, posix.listdir)
-            if not view.is_untouched(found):
-                names = view.names(found)
+            found = self._view.canonical(text, follow=True)
+            names: list[str] = self._view.reading(found, posix.listdir)
+            if not self._view.is_untouched(found):
+                names = self._view.names(found)
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
-    def scandir(path: Any = ".") -> Any:
+    def scandir(self, path: Any = ".") -> Any:
         text = text_of(path)
         if text is None:
             return posix.scandir(path)
-        return Entries(path, listdir(path))
+        return Entries(path, self.listdir(path))
 
-    def chdir(path: Any) -> None:
+    def chdir(self, path: Any) -> None:
         text = text_of(path)
         with renamed(path):
             if text is None:
                 posix.chdir(path)
             else:
-                view.reading(view.canonical(text, follow=True), posix.chdir)
-
-    found: Replacements = {(os, "open"): open_, (os, "access"): access, (os, "mkdir"): mkdir, (os, "rmdir"): rmdir}
-    found |= {(os, "unlink"): unlink, (os, "remove"): unlink, (os, "rename"): rename, (os, "replace"): rename}
-    found |= {(os, "symlink"): symlink, (os, "link"): link, (os, "listdir"): listdir, (os, "scandir"): scandir}
-    found |= {(os, "chdir"): chdir, (os, "getcwd"): view.cwd, (os, "getcwdb"): lambda: os.fsencode(view.cwd())}
-    for name in ("stat", "lstat", "readlink", "statvfs", "pathconf", "getxattr", "listxattr"):
-        if hasattr(posix, name):
-            found[os, name] = reading(getattr(posix, name))
-    for name in ("chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr", "chflags"):
-        if hasattr(posix, name):
-            found[os, name] = changing(getattr(posix, name))
-    for name in ("mkfifo", "mknod"):
-        found[os, name] = making(getattr(posix, name))
-    return found | opening()
+                self._view.reading(self._view.canonical(text, follow=True), posix.chdir)

@@ -162,31 +162,23 @@ def bound_of(
         num_micro_batches * longest,
         path,
     )
-    reach = later = None
-    if is_chain:
-        # What takes next to no time may lie beside the chain.
-        order = sorted((name for name in whole if whole[name] > 2 * (1 - _SAME) * total), key=lambda name: ends[name])
-        chain = _Chain(
-            classes=classes,
-            order=order,
-            rows=[work[name] for name in order],
-            forth_s=[_border_s(order, forwards, cluster, each) for each in classes],
-            back_s=[_border_s(order, backwards, cluster, each, is_back=True) for each in classes],
-            devices=Devices([min(each.num_devices, most) for each in classes]),
-            most=most,
-            num_micro_batches=num_micro_batches,
-            returns=returns,
-        )
-        if chain.devices.num_states <= MAX_STATES:
-            reach = chain.reach()
-            least_s = least_step(reach.may_take, least_s)
-        if chain.devices.num_states <= MAX_STATES and chain.num_stages <= _MOST_STAGES:
-            cuts = chain.cuts(graph)
-            if chain.devices.num_states * chain.num_stages <= _WORK_AT_ONCE:
-                least_s = least_step(cuts.may_take, least_s)
-            else:
-                later = cuts
-    return Bound(seconds=_SAME * least_s, reach=reach, names=tuple(each.name for each in classes), cuts=later)
+    names = tuple(each.name for each in classes)
+    if not is_chain:
+        return Bound(seconds=_SAME * least_s, names=names)
+    # What takes next to no time may lie beside the chain.
+    order = sorted((name for name in whole if whole[name] > 2 * (1 - _SAME) * total), key=lambda name: ends[name])
+    chain = _Chain(
+        classes=classes,
+        order=order,
+        rows=[work[name] for name in order],
+        forth_s=[_border_s(order, forwards, cluster, each) for each in classes],
+        back_s=[_border_s(order, backwards, cluster, each, is_back=True) for each in classes],
+        devices=Devices([min(each.num_devices, most) for each in classes]),
+        most=most,
+        num_micro_batches=num_micro_batches,
+        returns=returns,
+    )
+    return chain.bound(graph, least_s, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +211,20 @@ class _Chain:
     def num_stages(self) -> int:
         """Returns how many stages there could be: a class, two places."""
         return len(self.classes) * (len(self.order) + 1) ** 2
+
+    def bound(self, graph: CostedGraph, least_s: float, names: tuple[str, ...]) -> Bound:
+        """Returns the bound that all ways to cut the chain give; no step is below `least_s` in any case."""
+        reach = later = None
+        if self.devices.num_states <= MAX_STATES:
+            reach = self.reach()
+            least_s = least_step(reach.may_take, least_s)
+        if self.devices.num_states <= MAX_STATES and self.num_stages <= _MOST_STAGES:
+            cuts = self.cuts(graph)
+            if self.devices.num_states * self.num_stages <= _WORK_AT_ONCE:
+                least_s = least_step(cuts.may_take, least_s)
+            else:
+                later = cuts
+        return Bound(seconds=_SAME * least_s, reach=reach, names=names, cuts=later)
 
     def reach(self) -> Reach:
         """Returns how far along the chain devices get, each with what it takes at least."""

@@ -11,7 +11,7 @@ import torch
 from farspan.call.draws.drawing_functions import DRAWS
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown, meta_of
-from farspan.call.infer.predict import observe as observe_run
+from farspan.call.infer.observe import observe
 from farspan.call.leaf import Leaf, LeakError, reaches_outside
 from farspan.call.modes import current_modes, saved_hooks
 from farspan.call.naming import find_where, format_where
@@ -69,18 +69,13 @@ def resolve(
     known = recorder.deferred.run_here(target, template, tensors)
     if known is not None:
         return known[0]
-    held = attributes_with_tensors(target.modules, target.attributes) if isinstance(target, Leaf) else []
-    if (
-        isinstance(target, Leaf) and held
-    ):  # its owner alone will see which of them it writes into: they become arguments
+    if isinstance(target, Leaf) and (held := attributes_with_tensors(target.modules, target.attributes)):
+        # Its owner alone will see which of them it writes into: they become arguments.
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
         return recorder.call_leaf(target, given[0], given[1], has_number=True)
-    if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
-        raise LeakError("it holds an object that its owner alone would move on")
-    around = target.surroundings.snapshot.tensors if type(target) is Leaf and torch.is_grad_enabled() else ()
-    if any(tensor.requires_grad for tensor in around):
-        raise LeakError("it may use a tensor outside itself that requires grad")
+    if isinstance(target, Leaf):
+        _check_alone(target, template)
     path = path_of(recorder, target)
     reason = f"what {unknown.name} gives depends on data"
     with recorder.engine.broadcasting(unknown.raised):
@@ -88,27 +83,9 @@ def resolve(
     arguments = [recorder.argument(tensor) for tensor in tensors]
     recorder.deferred.record_all(arguments)
     recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]
-    values = [item for item in arguments if isinstance(item, Value)]
-    modes = current_modes()
-    call = Call(
-        target=target,
-        template=template,
-        arguments=arguments,
-        entry=unknown,
-        stage=stage_for(recorder, unknown, tensors, values) if stage is None else stage,
-        modes=modes,
-        where=find_where(),
-    )
-    call.path = path
-    if recorder.draws.is_plain:
-        call.draws = recorder.draws.place_of(unknown.draws)
-    call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
-    call.moment = recorder.held_objects.moments.latest
-    graph = recorder.current
-    graph.add(call, values)
-    flags = target.flags if type(target) is Leaf else None
-    graph.note(call, values, digest_of((unknown.name, template, modes, flags)))
-    graph.note_path(path)
+    if stage is None:
+        stage = stage_for(recorder, unknown, tensors, [item for item in arguments if isinstance(item, Value)])
+    call = _record(recorder, target, template, arguments, stage, unknown, path)
     answers: list[Any] = []
 
     def give_answer() -> None:
@@ -121,7 +98,7 @@ def resolve(
         recorder.runs_each_backward |= entry.is_ordered
         draws_freely = entry.is_random and recorder.draws.is_plain  # it may draw more, or fewer, the next time
         if call.raised is None and not draws_freely:
-            recorder.cache.resolve(target, template, metas, modes, entry)
+            recorder.cache.resolve(target, template, metas, call.modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
     with recorder.engine.broadcasting(unknown.raised):
@@ -131,6 +108,52 @@ def resolve(
     if not answers:
         raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
     return answers[0]
+
+
+def _check_alone(leaf: Leaf, template: Template) -> None:
+    """Raise if a run at the owner alone would do more than all ranks can know of.
+
+    Raises:
+        LeakError: The leaf can only be called part by part.
+    """
+    if holds_hidden(leaf.modules) or generators_held(leaf.modules, template):
+        raise LeakError("it holds an object that its owner alone would move on")
+    around = leaf.surroundings.snapshot.tensors if torch.is_grad_enabled() else ()
+    if any(tensor.requires_grad for tensor in around):
+        raise LeakError("it may use a tensor outside itself that requires grad")
+
+
+def _record(
+    recorder: Recording,
+    target: Target,
+    template: Template,
+    arguments: list[Any],
+    stage: int,
+    unknown: Unknown,
+    path: Any,
+) -> Call:
+    """Add a call of which nobody knows what it gives to the current graph."""
+    modes = current_modes()
+    call = Call(
+        target=target,
+        template=template,
+        arguments=arguments,
+        entry=unknown,
+        stage=stage,
+        modes=modes,
+        where=find_where(),
+    )
+    call.path = path
+    if recorder.draws.is_plain:
+        call.draws = recorder.draws.place_of(unknown.draws)
+    call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
+    call.moment = recorder.held_objects.moments.latest
+    graph, values = recorder.current, [item for item in arguments if isinstance(item, Value)]
+    graph.add(call, values)
+    flags = target.flags if type(target) is Leaf else None
+    graph.note(call, values, digest_of((unknown.name, template, modes, flags)))
+    graph.note_path(path)
+    return call
 
 
 def _is_of_plain_memory(recorder: Recording, target: Target, tensors: list[torch.Tensor]) -> bool:
@@ -172,7 +195,6 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
     """
     assert call.arguments is not None
     metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
-    outputs: list[torch.Tensor] = []
     before = _written(call, leaves)
 
     def run_seen(tensors: list[torch.Tensor]) -> Any:
@@ -185,9 +207,7 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         return run(tensors)
 
     try:
-        entry = observe_run(
-            call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
-        )
+        entry, outputs = observe(call.target, call.template, metas, call.modes, leaves, run_seen)
     except Exception as error:
         if reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             call.raised = None
