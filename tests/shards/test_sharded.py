@@ -19,7 +19,6 @@ READ = Path(__file__).parent / "read_sharded.py"
 TRAIN = Path(__file__).parent / "train_sharded.py"
 IN_GROUPS = Path(__file__).parents[1] / "data_axis" / "train_in_groups.py"
 FAIL = Path(__file__).parent / "fail_sharded.py"
-KINDS = ["optimizer", "parameters"]
 SEEN_BY_OTHER_RANKS = ["AdamW", "looked at", "asked once", "held", "put in a dictionary", "hooks", "checkpointed"]
 
 
@@ -29,8 +28,10 @@ def train(num_ranks: int, spec: str, names: list[str], folder: Path) -> list[dic
     return [json.loads(process.stdout.splitlines()[-1]) for process in finished]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("num_ranks", "kind"),
+    [(2, "optimizer"), (2, "parameters"), pytest.param(4, "optimizer", marks=pytest.mark.slow), (4, "parameters")],
+)
 def test_same_numbers_as_one_process_that_averages(num_ranks: int, kind: str, tmp_path: Path) -> None:
     """To the last bit: two groups, of one rank and of two, and what the program sees of its optimizers."""
     names = list(CASES) if num_ranks == 2 else SEEN_BY_OTHER_RANKS
@@ -53,7 +54,7 @@ def test_parameters_that_are_away_are_what_they_were(num_ranks: int, names: list
         assert {name: off for name, off in differences.items() if off} == {}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("optimizer", marks=pytest.mark.slow), "parameters"])
 def test_same_bits_as_groups_that_are_not_sharded(kind: str) -> None:
     """Of three groups, where sums depend on their order, too."""
     for num_groups in (2, 3):

@@ -380,7 +380,7 @@ def on_all_modules(model: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("program", [flow_of_gradients, guided, changed_by_modules, with_forward_hooks])
 def test_hooks_on_modules_are_those_of_one_process(program: Callable[[Any], Any], num_ranks: int) -> None:
     assert_same_as_plainly(Net, program, num_ranks)
