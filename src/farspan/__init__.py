@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farspan.api import plan_of as plan_of
     from farspan.api import rank as rank
     from farspan.errors import FarspanError as FarspanError
+    from farspan.execute.process.metrics import metrics as metrics
     from farspan.launch.roles.role import role as role
     from farspan.plan import Plan as Plan
     from farspan.services import expose as expose
@@ -47,6 +48,7 @@ __all__ = [
     "launch",
     "load",
     "load_pretrained",
+    "metrics",
     "on",
     "plan_of",
     "rank",
@@ -66,6 +68,7 @@ _HOMES = {
     "from_rank": "farspan.api",
     "last_step": "farspan.api",
     "load_pretrained": "farspan.api",
+    "metrics": "farspan.execute.process.metrics",
     "on": "farspan.api",
     "plan_of": "farspan.api",
     "rank": "farspan.api",

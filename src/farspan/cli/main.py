@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from farspan.cli import checkpoint, doctor_command, plan_command, profile, report, run_command, script
+from farspan.cli import checkpoint, doctor_command, plan_command, profile, report, run_command, script, top
 from farspan.cli.arguments import Parser
 from farspan.errors import FarspanError
 from farspan.outputs import write_line, write_output
@@ -58,6 +58,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     run_command.add_command(commands)
+    top.add_command(commands)
     doctor_command.add_command(commands)
     plan_command.add_command(commands)
     profile.add_command(commands)

@@ -15,6 +15,7 @@ import torch
 from farspan import settings
 from farspan.control.channel import SideChannel
 from farspan.execute.step.step_record import StepRecord
+from farspan.launch.rank.status import StatusFile
 from farspan.outputs import keep_text, write_line
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
@@ -70,6 +71,7 @@ class Console:
         one, and how many times as fast that is.
         """
         self.num_training_steps = 0
+        self._status = _status_file() if self.is_launched and side.world_size > 1 else None
         self.is_counting = True
         """Whether what runs is the program's own steps."""
 
@@ -99,6 +101,8 @@ class Console:
         if not record.has_backward or not self.is_counting:
             return
         self.num_training_steps += 1
+        if self._status is not None:
+            self._note(self._status, record)
         if self.num_training_steps == _COMPARED_STEP and self._speaks:
             self._compare(record)
             self._hint_at_micro_batches(record)
@@ -112,6 +116,19 @@ class Console:
             if self._is_report_kept and self._speaks:  # else a warning has said that it cannot be
                 self._write(timeline, record)
             self.side.forget(key)
+
+    def _note(self, status: StatusFile, record: StepRecord) -> None:
+        """Say for `farspan top` how far this rank is."""
+        try:
+            status.write(
+                step=self.num_training_steps,
+                compute_s=record.compute_s,
+                wait_s=record.wait_s,
+                micro_batches=record.num_micro_batches,
+            )
+        except OSError as error:
+            _log.warning("farspan top will not show this rank any more: %s", error)
+            self._status = None
 
     def _compare(self, record: StepRecord) -> None:
         """Say by how much the seconds that the plan was made with are wrong."""
@@ -174,6 +191,15 @@ class Console:
         else:
             page = page_of(step, title=f"farspan: {Path(sys.argv[0]).name}")
         self._is_report_kept = keep_text(path, page, "the report")
+
+
+def _status_file() -> StatusFile | None:
+    """Returns the record of this rank in the run's folder of logs."""
+    try:
+        return StatusFile(os.environ["FARSPAN_LOG_DIR"], int(os.environ["FARSPAN_RANK"]))
+    except OSError as error:
+        _log.warning("farspan top will not show this rank: %s", error)
+        return None
 
 
 def _timeline_of(record: StepRecord) -> Timeline:

@@ -60,6 +60,16 @@ class StepRecord:
         return (self.traces[-1].end_ns - self.traces[0].start_ns) / 1e9
 
     @property
+    def compute_s(self) -> float:
+        """Returns the seconds in which this rank computed."""
+        return sum(trace.end_ns - trace.start_ns for trace in self.traces if trace.kind != "wait") / 1e9
+
+    @property
+    def wait_s(self) -> float:
+        """Returns the seconds in which this rank waited for messages of others."""
+        return sum(trace.end_ns - trace.start_ns for trace in self.traces if trace.kind == "wait") / 1e9
+
+    @property
     def bubble(self) -> float:
         """The share of all ranks' time in which they did not compute, 0 to 1. All ranks must have ended the step."""
         if self.exchange is None or not self.duration_s:
