@@ -118,3 +118,4 @@ def test_the_place_of_an_error_does_not_depend_on_the_numbers_that_it_names():
     assert find_place(log.format(3, 1)) == find_place(log.format(3, 2)) == 'File "a.py", line 3, in f\nValueError'
     assert find_place(log.format(4, 1)) != find_place(log.format(3, 1))
     assert find_place("farspan.errors.RemoteError: rank 1 failed") == find_place("killed") == ""
+    assert find_place(log.format(3, 1).replace("ValueError", "farspan.errors.ServiceError")) == ""

@@ -56,7 +56,9 @@ KILLED = """
 import torch, time
 from farspan.errors import ServiceError
 class Actor:
-    def act(self): ready(); time.sleep(1000)
+    def act(self):
+        if os.fork(): ready()  # the child lives on, as the worker of a loader may
+        time.sleep(1000)
     def name(self): return f"{role} {os.environ['FARSPAN_RESTART']}"
 if role == 'actor':
     farspan.expose('actor', Actor()).wait()

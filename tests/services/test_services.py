@@ -185,7 +185,8 @@ def test_what_cannot_be_sent_is_refused_before_it_is(buffer: Buffer) -> None:
 
 
 def test_a_call_has_a_deadline_that_says_what_it_waited_for(buffer: Buffer) -> None:
-    service = farspan.service("buffer", timeout=0.2)
+    service = farspan.service("buffer", timeout=TIMEOUT_S)
+    service._timeout_s = 0.2
     with pytest.raises(DeadlineError, match=r"waited 0.2 s for the service 'buffer' to run wait_in_line"):
         service.wait_in_line()
     buffer.gate.set()

@@ -15,7 +15,7 @@ _MESSAGE_LINES = 40
 _REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
 _OWN = re.compile(r"(?:Deadline|Divergence|Launch|Plan|Record|Remote)Error: ")
 """The beginning of a line with which farspan reports an error without a traceback."""
-_NOT_OF_THE_PROGRAM = ("RemoteError", "DeadlineError")
+_NOT_OF_THE_PROGRAM = ("RemoteError", "DeadlineError", "ServiceError")
 """What a rank raises because of another one, or of the way to it."""
 _FRAME = re.compile(r' +(?:\| *)*File ".*", line \d+')
 _TRACEBACK = "Traceback (most recent call last):"
