@@ -2,6 +2,7 @@
 
     disk       `farspan run -n 4 --max-restarts N`: the program of exact_resume, which saves in each step
     memory     the same, and it saves into memory
+    standby    the same, with `--standby`: the processes of the next start have loaded torch
     torchrun   `torchrun --nproc-per-node 4 --max-restarts N`: the same model, by DDP and DCP
 
 A kill comes at a random moment after a start's first step, or (one of four) after its processes have begun. The time of
@@ -30,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
 
-LAYERS = ("disk", "memory")
+LAYERS = ("disk", "memory", "standby")
 NUM_RANKS = 4
 PAUSE_S = 0.1
 """Of each step, so that a start takes ten before it is killed, at most."""
@@ -85,8 +86,9 @@ def start(kind: str, folder: Path, steps: int, num_kills: int) -> Run:
         command = [sys.executable, str(HERE / "train.py"), *words]
     elif kind in LAYERS:
         command = [sys.executable, "-m", "farspan", "run", "-n", str(NUM_RANKS), "--max-restarts", str(num_kills)]
+        command += ["--standby"] if kind == "standby" else []
         command += ["--files", "all", "--log-dir", str(folder / "logs"), str(HERE / "train.py"), *words]
-        command += ["memory"] if kind == "memory" else []
+        command += ["memory"] if kind != "disk" else []
     else:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NUM_RANKS), "--standalone"]
         command += ["--max-restarts", str(3 * num_kills), str(HERE / "train_dcp.py"), *words]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -52,10 +53,11 @@ def job(tmp_path):
     job.close()
 
 
-@pytest.mark.parametrize("is_in_memory", [False, True])
-def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numbers(job, is_in_memory):
+@pytest.mark.parametrize(("is_in_memory", "has_standby"), [(False, False), (True, False), (True, True)])
+def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numbers(job, is_in_memory, has_standby):
     trains = TRAINS.replace("SAVES_IN_MEMORY", str(is_in_memory))
-    code, _, err = job.run("import random, torch\ntorch.manual_seed(1)\n" + TIMES + trains, max_restarts=5)
+    script = "import random, torch\ntorch.manual_seed(1)\n" + TIMES + trains
+    code, _, err = job.run(script, max_restarts=5, has_standby=has_standby)
     assert code == 0 and (job.folder / "times0").read_text() == "2", err
     assert "rank 1 of 2 failed: killed by SIGKILL" in err and "restart 1 of 5; step 4 is saved" in err
     losses = [json.loads(line) for line in (job.folder / "losses").read_text().splitlines()]
@@ -64,6 +66,39 @@ def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numb
     assert len(set(map(tuple, losses))) == 12  # a step that was taken again has the loss that it had, bit for bit
     assert (job.folder / "checkpoints").exists() != is_in_memory
     assert not Path((job.folder / "memory").read_text()).exists()
+
+
+BEGUN = """
+has_torch = 'torch' in sys.modules
+import random, torch
+from farspan.launch.rank.notes import note_saving
+before = open(f'{here}/begun{rank}').read().splitlines() if times > 1 else []
+others = [line for line in before if os.path.exists(f'/proc/{line.split()[1]}')]
+with open(f'{here}/begun{rank}', 'a') as file:
+    print(times, os.getpid(), has_torch, len(others), random.random(), torch.rand(1).item(), file=file)
+if rank == 0: note_saving(times)
+while times < 3 and not os.path.exists(f'{here}/logs/restart-{times}/rank1.log'): time.sleep(0.01)
+"""
+"""What a start finds, and that it has saved; it goes on when the next one is being prepared."""
+
+
+def test_processes_that_are_kept_ready_run_the_script_when_it_is_their_turn_and_draw_as_those_of_any_start(job):
+    script = TIMES + BEGUN + READY.replace("ready{rank}", "ready{times}-{rank}") + "if times < 3: time.sleep(60)\n"
+    job.start(script, max_restarts=5, has_standby=True)
+    for start in (1, 2):
+        os.kill(job.pid(f"{start}-1"), signal.SIGKILL)
+    code, _, err = job.end()
+    assert code == 0, err
+    begun = [line.split() for line in (job.folder / "begun0").read_text().splitlines()]
+    assert [line[0] for line in begun] == ["1", "2", "3"] and {line[3] for line in begun} == {"0"}
+    assert [line[2] for line in begun] == ["False", "True", "True"] and len({tuple(line[4:]) for line in begun}) == 1
+    assert (job.logs / "restart-2" / "rank1.log").exists() and not (job.logs / "restart-3").exists()
+
+
+def test_what_cannot_be_kept_ready_is_refused(job):
+    for options in ({}, {"max_restarts": 1, "n": 1}):
+        code, _, err = job.run("", **{"n": 2, "has_standby": True, **options})
+        assert code != 0 and "LaunchError: --standby is not possible here." in err
 
 
 def test_an_error_of_the_program_s_own_that_comes_again_in_the_same_place_ends_the_run(job):

@@ -120,6 +120,11 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         action="store_true",
         help="if a rank is lost, let the other groups of data_parallel go on in their processes",
     )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="with --max-restarts: once something is saved, keep processes for the next start ready, with torch loaded",
+    )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.set_defaults(execute=_execute)
 
@@ -177,6 +182,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         verbose=arguments.verbose,
         max_restarts=arguments.max_restarts,
         keeps_going=arguments.keep_going,
+        has_standby=arguments.standby,
         fleet=fleet,
     )
 
@@ -191,6 +197,12 @@ def _run_roles(arguments: argparse.Namespace, environment: dict[str, str]) -> in
             f"--role and {other} do not go together.",
             why="each role has its number of processes, and all are on this machine.",
             hint="farspan run --role actor=4 --role learner=2 train.py",
+        )
+    if arguments.standby:
+        raise LaunchError(
+            "--role and --standby do not go together.",
+            why="processes are kept ready for one program.",
+            hint="farspan run --role ... without --standby",
         )
     return run_roles(
         arguments.script_argv,

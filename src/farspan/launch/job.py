@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +32,7 @@ from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
 from farspan.launch.rank_process import signal_name
 from farspan.launch.terminal import say
 
-__all__ = ["Crew", "Ended", "Events", "Job", "Noted", "Over", "Started", "signals_to"]
+__all__ = ["Crew", "Due", "Ended", "Events", "Job", "Noted", "Over", "Started", "signals_to"]
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
@@ -99,6 +99,13 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """Something is to be done in the thread in which ranks are started: they end with the thread that started them."""
+
+    action: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Doomed:
     """Ranks of a group that is lost, or that others have lost the connection to; they are to end."""
 
@@ -107,7 +114,7 @@ class _Doomed:
     ranks: tuple[int, ...]
 
 
-Events = queue.SimpleQueue[Ended | Noted | Over | _Doomed | signal.Signals]
+Events = queue.SimpleQueue[Due | Ended | Noted | Over | _Doomed | signal.Signals]
 """Ends of ranks, and signals to the launcher."""
 
 
@@ -150,6 +157,8 @@ class Job:
         """Seconds that ranks which still ran after a failure had before SIGTERM."""
         self.ranks: list[Started] = []
         self.ended: list[Started] = []  # in the order of their ends
+        self.strays: list[Ended] = []
+        """Ends of ranks of the next start, which is being prepared."""
         self.never_joined: list[Started] = []
         """Ranks that have ended well before all had found each other, in the order of their ends."""
         self.members: MemberService | None = None
@@ -187,8 +196,12 @@ class Job:
             except queue.Empty:
                 self.stop_running()
                 continue
-            if isinstance(event, Ended):
+            if isinstance(event, Ended) and event.rank not in self.ranks:
+                self.strays.append(event)
+            elif isinstance(event, Ended):
                 self._note_end(event)
+            elif isinstance(event, Due):
+                event.action()
             elif isinstance(event, Noted):
                 self._end_who_waits()
             elif isinstance(event, _Doomed):

@@ -42,6 +42,7 @@ def run(
     verbose: bool = False,
     max_restarts: int = 0,
     keeps_going: bool = False,
+    has_standby: bool = False,
     fleet: Fleet | None = None,
     grace_s: float = 5.0,
 ) -> int:
@@ -68,6 +69,8 @@ def run(
             checkpoint saved in between, is not started again.
         keeps_going: If a rank is lost (killed, or its host), and every parameter has a copy in another group of
             `data_parallel`, the groups that are whole go on in their processes.
+        has_standby: Once a checkpoint is saved, start the processes of the next start ahead: they load torch and wait
+            for their turn, so that a restart takes no time for that.
         fleet: The hosts that the ranks run on; None for this machine alone. `num_processes` is then that of all hosts,
             and after a restart that of those that are left.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
@@ -86,6 +89,8 @@ def run(
             hint=_EXAMPLE,
         )
     command = find_command(script_argv)
+    if has_standby:
+        _check_standby(script_argv, num_processes, max_restarts, is_here=fleet is None)
     folder = make_log_dir(log_dir)
     if verbose:
         say(f"farspan run: {num_processes} processes, logs in {folder}")
@@ -122,6 +127,7 @@ def run(
                 files=files,
                 grace_s=grace_s,
                 keeps_going=keeps_going,
+                has_standby=has_standby,
             )
             return code
     except _InterruptedError as interrupted:
@@ -137,6 +143,19 @@ def run(
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log
+
+
+def _check_standby(argv: Sequence[str], num_processes: int, max_restarts: int, *, is_here: bool) -> None:
+    """Refuses what cannot be started ahead: another program than Python would begin before its turn."""
+    why = ""
+    if not max_restarts:
+        why = "without --max-restarts there is no next start."
+    elif not is_here or num_processes == 1:
+        why = "it is for several processes on one machine."
+    elif not (argv[0] == "-m" or argv[0].endswith(".py")):
+        why = f"{argv[0]} is no Python file, and would do things before its turn."
+    if why:
+        raise LaunchError("--standby is not possible here.", why=why, hint=f"{_EXAMPLE}     without --standby")
 
 
 class _InterruptedError(Exception):

@@ -32,9 +32,13 @@ class Restarts:
         self._step: int | None = None
         self._file = Path(tempfile.gettempdir()) / f"farspan-saved-{os.getpid()}-{secrets.token_hex(8)}"
 
-    def variables(self) -> dict[str, str]:
-        """Returns the variables by which a rank knows where to note what it has saved, and how often it was started."""
-        return {PROGRESS_VARIABLE: str(self._file), "FARSPAN_RESTART": str(self.num_done)} if self.most else {}
+    def variables(self, number: int) -> dict[str, str]:
+        """Returns the variables by which a rank knows where to note what it has saved, and how often it was started.
+
+        Args:
+            number: How often it was, from 0.
+        """
+        return {PROGRESS_VARIABLE: str(self._file), "FARSPAN_RESTART": str(number)} if self.most else {}
 
     def starts_again(self, outcome: Outcome) -> tuple[bool, str]:
         """Returns whether the run is to be started again, and what is to be said about it.

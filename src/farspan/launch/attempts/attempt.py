@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from farspan.launch.attempts.outcome import Outcome, conclude
 from farspan.launch.attempts.variables import make_run_folder
@@ -13,7 +15,7 @@ from farspan.launch.rank.notes import heard_ranks, trains_copies
 from farspan.launch.sweep import Sweeper
 from farspan.launch.terminal import say
 
-__all__ = ["attempt"]
+__all__ = ["Attempt", "attempt"]
 
 _ALONE = """\
 farspan run: nothing called farspan.distribute(model): {n} copies of the model were trained, each by itself.
@@ -49,34 +51,103 @@ def attempt(
         says: Shows a text on the console.
         open_job: Has the ranks together.
     """
-    shared = dict(variables)
-    run_folder = make_run_folder(shared, num_processes, files)
-    sweeper = None if run_folder is None else Sweeper(run_folder)
-    try:
-        job = open_job(
-            events,
-            open_crew(shared),
-            log_dir=log_dir,
-            run_folder=run_folder,
-            grace_s=grace_s,
-            comes_again=comes_again,
-            keeps_going=keeps_going,
-        )
+    prepared = Attempt(
+        events,
+        open_crew,
+        num_processes,
+        log_dir=log_dir,
+        variables=variables,
+        files=files,
+        grace_s=grace_s,
+        comes_again=comes_again,
+        keeps_going=keeps_going,
+        open_job=open_job,
+    )
+    return prepared.run(says)
+
+
+class Attempt:
+    """One start of all ranks, which may be prepared before it is its turn: see `attempt` for what it takes."""
+
+    def __init__(
+        self,
+        events: Events,
+        open_crew: Callable[[dict[str, str]], Crew],
+        num_processes: int,
+        *,
+        log_dir: Path,
+        variables: Mapping[str, str],
+        files: str | None,
+        grace_s: float,
+        comes_again: bool,
+        keeps_going: bool,
+        open_job: Callable[..., Job],
+    ) -> None:
+        self._events = events
+        self._comes_again = comes_again
+        self._log_dir = log_dir
+        shared = dict(variables)
+        self._run_folder = make_run_folder(shared, num_processes, files)
+        self._sweeper = None if self._run_folder is None else Sweeper(self._run_folder)
+        self._job: Job | None = None
+        self._arguments: dict[str, Any] = {
+            "log_dir": log_dir,
+            "run_folder": self._run_folder,
+            "grace_s": grace_s,
+            "comes_again": comes_again,
+            "keeps_going": keeps_going,
+        }
+        self._open_job = lambda: open_job(events, open_crew(shared), **self._arguments)
+
+    def start(self) -> None:
+        """Starts the ranks."""
+        self._job = self._open_job()
+        self._job.start()
+
+    def run(self, says: Callable[[str], None]) -> Outcome:
+        """Returns what has become of the ranks, which it starts if they are not started, when all have ended.
+
+        Args:
+            says: Shows a text on the console.
+        """
+        run_folder = self._run_folder
         try:
-            job.start()
-            job.wait()
+            try:
+                if self._job is None:
+                    self.start()
+                assert self._job is not None
+                self._job.wait()
+            finally:
+                if self._job is not None:
+                    self._job.close(kills=self._comes_again)
+                    for event in self._job.strays:
+                        self._events.put(event)
         finally:
-            job.close(kills=comes_again)
-    finally:
-        are_copies = run_folder is not None and trains_copies(run_folder)
-        heard = set[int]() if run_folder is None else heard_ranks(run_folder)
-        if run_folder is not None and not comes_again:  # else the sweeper waits for those who still use it
-            shutil.rmtree(run_folder, ignore_errors=True)
-        if sweeper is not None:
-            sweeper.close()
-    outcome = conclude(job, heard)
-    if outcome.text:
-        says(outcome.text)
-    elif are_copies and job.trains_one_model:
-        says(_ALONE.format(n=num_processes))
-    return outcome
+            are_copies = run_folder is not None and trains_copies(run_folder)
+            heard = set[int]() if run_folder is None else heard_ranks(run_folder)
+            self._remove_folder()
+        job = self._job
+        assert job is not None
+        outcome = conclude(job, heard)
+        if outcome.text:
+            says(outcome.text)
+        elif are_copies and job.trains_one_model:
+            says(_ALONE.format(n=job.num_processes))
+        return outcome
+
+    def discard(self) -> None:
+        """Ends ranks whose turn has not come, and leaves nothing of them."""
+        if self._job is not None:
+            self._job.close(kills=True)
+        self._remove_folder()
+        with contextlib.suppress(OSError):  # only where none has written
+            for log in self._log_dir.iterdir():
+                if log.stat().st_size == 0:
+                    log.unlink()
+            self._log_dir.rmdir()
+
+    def _remove_folder(self) -> None:
+        if self._run_folder is not None and not self._comes_again:  # else the sweeper waits for those who still use it
+            shutil.rmtree(self._run_folder, ignore_errors=True)
+        if self._sweeper is not None:
+            self._sweeper.close()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.attempts.again import Restarts
-from farspan.launch.attempts.attempt import attempt
+from farspan.launch.attempts.attempt import Attempt
+from farspan.launch.attempts.standby import Standby
 from farspan.launch.job import Crew, Events, Job
 from farspan.launch.terminal import say
 
@@ -29,6 +30,7 @@ def attempt_repeatedly(
     keeps_going: bool = False,
     says: Callable[[str], None] = say,
     open_job: Callable[..., Job] = Job,
+    has_standby: bool = False,
 ) -> int:
     """Returns the exit code of the last start.
 
@@ -44,28 +46,42 @@ def attempt_repeatedly(
         keeps_going: Whether the others go on where a rank is lost, if they can.
         says: Shows a text on the console.
         open_job: Has the ranks of one start together.
+        has_standby: Whether the processes of the next start are begun ahead (`standby`).
     """
-    while True:
-        num_processes = count()
-        logs = folder / f"restart-{restarts.num_done}" if restarts.num_done else folder
-        outcome = attempt(
+
+    def prepare(number: int, num_processes: int, more: Mapping[str, str]) -> Attempt:
+        logs = folder / f"restart-{number}" if number else folder
+        return Attempt(
             events,
             open_crew,
             num_processes,
             log_dir=make_log_dir(logs),
-            variables={**variables, "FARSPAN_LOG_DIR": str(logs), **restarts.variables()},
+            variables={**variables, "FARSPAN_LOG_DIR": str(logs), **restarts.variables(number), **more},
             files=files,
             grace_s=grace_s,
             comes_again=restarts.most > 0,
             keeps_going=keeps_going,
-            says=says,
             open_job=open_job,
         )
-        goes_on, text = restarts.starts_again(outcome)
-        if text:
-            says(text)
-        if not goes_on:
-            return outcome.code
+
+    def prepare_next(more: dict[str, str]) -> Attempt | None:
+        number = restarts.num_done + 1
+        return prepare(number, count(), standby.variables() | more) if standby and number <= restarts.most else None
+
+    standby = Standby(events, prepare_next) if has_standby else None
+    try:
+        while True:
+            start = standby.take() if standby is not None else None
+            start = start or prepare(restarts.num_done, count(), standby.variables() if standby is not None else {})
+            outcome = start.run(says)
+            goes_on, text = restarts.starts_again(outcome)
+            if text:
+                says(text)
+            if not goes_on:
+                return outcome.code
+    finally:
+        if standby is not None:
+            standby.close()
 
 
 def make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:

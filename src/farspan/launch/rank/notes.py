@@ -12,8 +12,10 @@ the step of the newest checkpoint into a file that outlives each start.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import posix
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +23,9 @@ from typing import Any
 from farspan.launch.rank.imports import when_imported
 
 __all__ = [
+    "GATE_VARIABLE",
     "PROGRESS_VARIABLE",
+    "SAVED_VARIABLE",
     "add_notes",
     "all_notes",
     "end_noting_training",
@@ -41,6 +45,10 @@ __all__ = [
 
 PROGRESS_VARIABLE = "FARSPAN_PROGRESS"
 """Names the file for the step of the newest checkpoint."""
+SAVED_VARIABLE = "FARSPAN_SAVED"
+"""Names the pipe through which rank 0 says that there is something to go on from."""
+GATE_VARIABLE = "FARSPAN_GATE"
+"""Names what a process that is started ahead of its turn waits for."""
 _TRAINED, _JOINED = "trained", "joined"
 _WAITING, _ENDED, _HEARD = "waiting-", "ended-", "heard-"
 _OF_RANKS = re.compile(rf"{_TRAINED}|{_JOINED}|(?:{_WAITING}|{_HEARD})[0-9]{{1,9}}")
@@ -115,6 +123,11 @@ def note_saving(step: int, path: str | None = None) -> None:
         with open(f"{path}.new", "w") as file:
             file.write(str(step))
         os.replace(f"{path}.new", path)
+    if pipe := os.environ.pop(SAVED_VARIABLE, ""):  # the first time
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            file = posix.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            posix.write(file, b"s")
+            posix.close(file)
 
 
 def saved_step(path: os.PathLike[str]) -> int | None:

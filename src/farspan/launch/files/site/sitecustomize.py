@@ -39,6 +39,13 @@ def _install() -> None:
     note_training(folder)
 
 
+def _wait_for_turn() -> None:
+    if "FARSPAN_GATE" in os.environ:
+        from farspan.launch.rank.gate import wait_at_gate
+
+        wait_at_gate()
+
+
 def _run_hidden() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
@@ -52,4 +59,5 @@ def _run_hidden() -> None:
 
 _share_entropy()
 _install()
+_wait_for_turn()
 _run_hidden()
