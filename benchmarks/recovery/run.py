@@ -50,6 +50,8 @@ class Run:
     """By the number of the start, and rank."""
     steps: list[tuple[int, int, float]] = field(default_factory=list)
     """Number of the start, step, time."""
+    begun: dict[int, float] = field(default_factory=dict)
+    """By the number of the start, when the first of its processes has run the script."""
     rest: bytes = b""
 
     def listen(self, limit_s: float) -> bool:
@@ -66,6 +68,7 @@ class Run:
             kind, *words = line.decode().split()
             if kind == "pid":
                 self.pids.setdefault(int(words[0]), {})[int(words[1])] = int(words[2])
+                self.begun.setdefault(int(words[0]), time.monotonic())
             else:
                 self.steps.append((int(words[0]), int(words[1]), float(words[2])))
         return True
@@ -100,7 +103,9 @@ def start(kind: str, folder: Path, steps: int, num_kills: int) -> Run:
     return Run(process=process, pipe=opened)
 
 
-def trial(kind: str, folder: Path, steps: int, num_kills: int, chance: random.Random) -> list[dict[str, Any]]:
+def trial(
+    kind: str, folder: Path, steps: int, num_kills: int, chance: random.Random, after_s: float
+) -> list[dict[str, Any]]:
     """Let a run go on until it has been killed that often, and to its end; a row for each kill."""
     run = start(kind, folder, steps, num_kills)
     rows: list[dict[str, Any]] = []
@@ -118,7 +123,7 @@ def trial(kind: str, folder: Path, steps: int, num_kills: int, chance: random.Ra
         if not run.listen_until(has_begun, LONGEST_S):
             break
         seen = max(run.pids)
-        run.listen_until(lambda: False, chance.uniform(0.0, 1.0))
+        run.listen_until(lambda: False, chance.uniform(0.0, 1.0) + (0.0 if in_start else after_s))
         if max(run.pids) != seen or run.process.poll() is not None:  # torchrun's own failures start again too
             continue
         victim = chance.randrange(NUM_RANKS)
@@ -129,6 +134,8 @@ def trial(kind: str, folder: Path, steps: int, num_kills: int, chance: random.Ra
     run.listen_until(lambda: False, 10 * LONGEST_S if len(rows) == num_kills else 1.0)
     for row in rows:
         later = [at for number, _, at in run.steps if number > row["start"] and at > row["killed"]]
+        begun = [at for number, at in run.begun.items() if number > row["start"] and at > row["killed"]]
+        row["begun_s"] = min(begun) - row["killed"] if begun else None
         row["time_s"] = min(later) - row["killed"] if later else None
         del row["killed"]
     if run.process.poll() is None:
@@ -154,9 +161,10 @@ def main() -> None:
         "--layer", choices=("all", *LAYERS), default="all", help="where farspan saves; all: torchrun too"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--after", type=float, default=0.0, metavar="S", help="seconds from a first step to a kill")
     args = parser.parse_args()
     num_kills = 2 if args.quick else args.kills
-    steps = int(1.5 * num_kills / PAUSE_S)
+    steps = int((1.5 + args.after) * num_kills / PAUSE_S)
     kinds = (*LAYERS, "torchrun") if args.layer == "all" else (args.layer,)
     top = Path(tempfile.mkdtemp())
     rows: list[dict[str, Any]] = []
@@ -169,7 +177,7 @@ def main() -> None:
         assert plain.process.wait(60) == 0, (top / "plain" / "output").read_text()
         expected = json.loads((top / "plain" / "result.json").read_text())
         for kind in kinds:
-            rows += trial(kind, top / kind, steps, num_kills, random.Random(args.seed))
+            rows += trial(kind, top / kind, steps, num_kills, random.Random(args.seed), args.after)
             print((top / kind / "output").read_text()[-1500:], file=sys.stderr)
             if kind in LAYERS:
                 result = top / kind / "result.json"
