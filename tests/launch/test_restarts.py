@@ -102,7 +102,9 @@ def test_what_cannot_be_kept_ready_is_refused(job):
 
 
 def test_an_error_of_the_program_s_own_that_comes_again_in_the_same_place_ends_the_run(job):
-    script = TIMES + "print('draws', os.environ['PYTHONHASHSEED'])\n"
+    script = TIMES + "print('draws', os.environ['PYTHONHASHSEED'], flush=True)\n"
+    script += "open(f'{here}/printed{times}-{rank}', 'w').close()\n"
+    script += "while not os.path.exists(f'{here}/printed{times}-0'): time.sleep(0.01)\n"
     script += "if rank == 1: raise ValueError(f'time {times}')\n"
     code, out, err = job.run(script, max_restarts=10)
     assert code == 1
