@@ -13,6 +13,14 @@ from tests.support.launcher import HEAD, READY, SOURCE, TIMEOUT_S, wait_until
 __all__ = ["RunOfRoles"]
 
 
+_LAUNCH = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the background ignores it
+from farspan.cli.main import main
+sys.exit(main({argv!r}[1:]))
+"""
+
+
 class RunOfRoles:
     """The script has `role`, `rank` and `here`, its folder; `ready()` says there that a process has come so far."""
 
@@ -30,8 +38,9 @@ class RunOfRoles:
             self.process = self._launch(path, options, err.fileno())
 
     def _launch(self, path: Path, options: Sequence[str], err: int) -> subprocess.Popen[str]:
+        command = ["farspan", "run", "--log-dir", str(self.folder / "logs"), *options, str(path)]
         return subprocess.Popen(
-            [sys.executable, "-m", "farspan", "run", "--log-dir", str(self.folder / "logs"), *options, str(path)],
+            [sys.executable, "-c", _LAUNCH.format(argv=command)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=err,

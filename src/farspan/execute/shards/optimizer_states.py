@@ -5,13 +5,15 @@
     optimizer.state           whole, too, and kept so until the next step: the program may look at it, and change it
 
 Where the program holds the whole state, all groups do the same with it. A slower one may still ask for what there was:
-copies of what is at home here wait for it.
+copies of what is at home here wait for it. What is answered before that is a copy, too: the program may write into the
+state before the answer has gone.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
@@ -64,6 +66,8 @@ class DividedStates:
         """The states that are divided: an optimizer may be given another one."""
         self._sharded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those whose latest step was divided, even if this group has looked at the whole state since."""
+        self._copying = threading.Lock()
+        """Held by who takes from states what is asked for: the program has a state whole only when that is done."""
         self._as_they_were: dict[int, dict[str, Any]] = {}
         """By number of an optimizer whose whole state the program holds: what was at home here, by parameter."""
         peers.answer_with({"state": lambda what: self._state(*what), "structure": lambda what: self._structure(*what)})
@@ -106,7 +110,8 @@ class DividedStates:
         placed = placed_in(optimizer, engine.recorder.placed)
         state = raw_state(optimizer)
         own = {item.name: state[item.tensor] for item in placed if item.tensor in state and self._homes.is_here(item)}
-        self._as_they_were[number] = {name: copy.deepcopy(kept) for name, kept in own.items()}
+        with self._copying:
+            self._as_they_were[number] = {name: copy.deepcopy(kept) for name, kept in own.items()}
         found = self._fetched(number, [item for item in placed if item.is_owned])
         found.update(self._described(number, [item for item in placed if not item.is_owned]))
         found.update(own)
@@ -178,11 +183,16 @@ class DividedStates:
         return LazyTensor.make(Value(intern(meta), item.stage), self._engine.recorder)
 
     def _state(self, number: int, name: str) -> Answer:
+        with self._copying:
+            header, tensors = self._packed(number, name)
+            return header, [tensor.clone() for tensor in tensors]
+
+    def _packed(self, number: int, name: str) -> Answer:
         known = self._as_they_were.get(number)
         if known is None:
             return self._engine.values.optimizers.answer(number, name)
         return OptimizerStates.pack(known.get(name), self._engine.parameters[name].tensor.device)
 
     def _structure(self, number: int, names: list[str]) -> Answer:
-        heads = [self._state(number, name)[0] for name in names]
+        heads = [self._packed(number, name)[0] for name in names]
         return {"structures": [(head["structure"], head["is_beside"]) for head in heads]}, []
