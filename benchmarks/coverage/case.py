@@ -19,7 +19,7 @@ __all__ = ["prepare", "run_rank", "split_by_torch"]
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 CLOSE, CLOSE_WITH_SUMS = 1e-6, 1e-5
 """The second where processes add up what each has of a layer."""
-NUDGE, NUM_NUDGES = 2.0**-24, 4
+NUDGE, NUM_NUDGES, TIMES_NOISE = 2.0**-24, 4, 2
 """How far parameters are moved to see what rounding does to a model, and how often that is allowed for."""
 SLOW_S = 40.0
 """Processor time that a plain run may take: three steps of a tiny model."""
@@ -143,23 +143,26 @@ def _try(
 
 
 def noise_of(case: Case, plain: History) -> dict[str, float]:
-    """How far the tensors of a history move, at most, where each parameter is moved by a rounding."""
-    model = case.build()
-    batches = case.batches(model)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for item in model.parameters():
-            if item.is_floating_point():
-                item.mul_(1 + NUDGE * torch.randn(item.shape, generator=generator).sign().to(item.dtype))
-    torch.manual_seed(1)
-    moved = train(model, batches, case)
-    pairs = [*zip(plain.gradients, moved.gradients, strict=True), (plain.state, moved.state)]
-    return {
-        f"{where} {name}": (one - other).abs().max().item()
-        for where, (wanted, got) in zip(("gradients 0", "gradients 1", "gradients 2", "state"), pairs, strict=True)
-        for name, one in wanted.items()
-        if one is not None and one.is_floating_point() and one.numel() and (other := got[name]) is not None
-    }
+    """How far the tensors of a history move, at most, where each parameter is moved by a rounding, in several ways."""
+    found: dict[str, float] = {}
+    for seed in range(NUM_NUDGES):
+        model = case.build()
+        batches = case.batches(model)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for item in model.parameters():
+                if item.is_floating_point():
+                    item.mul_(1 + NUDGE * torch.randn(item.shape, generator=generator).sign().to(item.dtype))
+        torch.manual_seed(1)
+        moved = train(model, batches, case)
+        pairs = [*zip(plain.gradients, moved.gradients, strict=True), (plain.state, moved.state)]
+        for where, (wanted, got) in zip(("gradients 0", "gradients 1", "gradients 2", "state"), pairs, strict=True):
+            for name, one in wanted.items():
+                other = got[name]
+                if one is not None and other is not None and one.is_floating_point() and one.numel():
+                    key = f"{where} {name}"
+                    found[key] = max(found.get(key, 0.0), (one - other).abs().max().item())
+    return found
 
 
 def _is_finite(history: History) -> bool:
@@ -285,7 +288,7 @@ def _note(
         return True
     a, b = wanted.double(), got.double()
     finite = torch.where(a.isfinite(), a, 0.0)
-    farthest = (a - b).abs().masked_fill((a == b) | both, 0.0).max() - NUM_NUDGES * noise.get(f"{where} {name}", 0.0)
+    farthest = (a - b).abs().masked_fill((a == b) | both, 0.0).max() - TIMES_NOISE * noise.get(f"{where} {name}", 0.0)
     difference = (farthest.clamp(min=0.0) / (finite.abs().max() + 1e-6)).item()
     difference = difference if difference == difference else float("inf")
     if difference > largest.get(where, (-1.0, ""))[0]:

@@ -52,7 +52,8 @@ def test_a_group_that_loses_a_rank_is_left_out_of_the_mean_from_that_step_on(tmp
     losses, state = lose_a_group.train(lambda step: [0, 1] if step < 2 else [0])
     assert list(results) == [0]
     assert results[0]["losses"] == losses[0] and results[0]["state"] == state  # bit for bit
-    assert results[0]["places"] == [[0, 2]] * 2 + [[0, 1]] * 4
+    places = results[0]["places"]  # the other rank may be lost while this one is still at the end of step 1
+    assert places[0] == [0, 2] and places[1] in ([0, 2], [0, 1]) and places[2:] == [[0, 1]] * 4
     assert done.stdout.splitlines() == [f"step {step}" for step in range(6)]
 
 
