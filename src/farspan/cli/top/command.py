@@ -83,7 +83,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 _PERIOD_S = 1.0
-"""How often the table is shown anew."""
+"""Seconds between two tables."""
 
 
 def _resident(pid: int) -> int | None:

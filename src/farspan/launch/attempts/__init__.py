@@ -1,7 +1,7 @@
 """The starts of a run: one, or several where it is started again after a failure."""
 
 from farspan.launch.attempts.again import Restarts as Restarts
-from farspan.launch.attempts.attempt import attempt as attempt
+from farspan.launch.attempts.attempt import Attempt as Attempt
 from farspan.launch.attempts.command import find_command as find_command
 from farspan.launch.attempts.here import Here as Here
 from farspan.launch.attempts.repeat import attempt_repeatedly as attempt_repeatedly
@@ -10,9 +10,9 @@ from farspan.launch.attempts.variables import own_threads as own_threads
 from farspan.launch.attempts.variables import shared_variables as shared_variables
 
 __all__ = [
+    "Attempt",
     "Here",
     "Restarts",
-    "attempt",
     "attempt_repeatedly",
     "find_command",
     "make_log_dir",

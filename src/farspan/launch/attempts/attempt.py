@@ -13,30 +13,16 @@ from farspan.launch.attempts.variables import make_run_folder
 from farspan.launch.job import Crew, Events, Job
 from farspan.launch.rank.notes import heard_ranks, trains_copies
 from farspan.launch.sweep import Sweeper
-from farspan.launch.terminal import say
 
-__all__ = ["Attempt", "attempt"]
+__all__ = ["Attempt"]
 
 _ALONE = """\
 farspan run: nothing called farspan.distribute(model): {n} copies of the model were trained, each by itself.
   try  model = farspan.distribute(model)"""
 
 
-def attempt(
-    events: Events,
-    open_crew: Callable[[dict[str, str]], Crew],
-    num_processes: int,
-    *,
-    log_dir: Path,
-    variables: Mapping[str, str],
-    files: str | None,
-    grace_s: float,
-    comes_again: bool,
-    keeps_going: bool = False,
-    says: Callable[[str], None] = say,
-    open_job: Callable[..., Job] = Job,
-) -> Outcome:
-    """Starts all ranks, and returns what has become of them when all have ended and nothing of theirs is left.
+class Attempt:
+    """One start of all ranks, which may be prepared before it is its turn.
 
     Args:
         events: By which signals to the launcher come.
@@ -48,26 +34,8 @@ def attempt(
         grace_s: Seconds between the first failure and SIGTERM.
         comes_again: Whether another start may follow, before which all that a rank has left running must be gone.
         keeps_going: Whether the others go on where a rank is lost, if they can.
-        says: Shows a text on the console.
         open_job: Has the ranks together.
     """
-    prepared = Attempt(
-        events,
-        open_crew,
-        num_processes,
-        log_dir=log_dir,
-        variables=variables,
-        files=files,
-        grace_s=grace_s,
-        comes_again=comes_again,
-        keeps_going=keeps_going,
-        open_job=open_job,
-    )
-    return prepared.run(says)
-
-
-class Attempt:
-    """One start of all ranks, which may be prepared before it is its turn: see `attempt` for what it takes."""
 
     def __init__(
         self,
@@ -80,8 +48,8 @@ class Attempt:
         files: str | None,
         grace_s: float,
         comes_again: bool,
-        keeps_going: bool,
-        open_job: Callable[..., Job],
+        keeps_going: bool = False,
+        open_job: Callable[..., Job] = Job,
     ) -> None:
         self._events = events
         self._comes_again = comes_again

@@ -27,7 +27,7 @@ class Standby:
     """Has the next start ready.
 
     Args:
-        events: By which the thread that starts ranks is told to start them.
+        events: By which the thread that starts ranks learns that it is to start them.
         prepare: Gives the next start, from the variables that its processes get besides; None if there is to be none.
     """
 

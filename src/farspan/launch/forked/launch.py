@@ -41,7 +41,7 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
     import tempfile
     from pathlib import Path
 
-    from farspan.launch.attempts import attempt, shared_variables
+    from farspan.launch.attempts import Attempt, shared_variables
     from farspan.launch.forked.forked_rank import ForkedCrew
     from farspan.launch.job import Events, signals_to
 
@@ -50,7 +50,7 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
     events: Events = queue.SimpleQueue()
     try:
         with signals_to(events):
-            outcome = attempt(
+            outcome = Attempt(
                 events,
                 lambda variables: ForkedCrew(lambda: function(*args, **kwargs), processes, variables),
                 processes,
@@ -59,8 +59,7 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
                 files=None,
                 grace_s=5.0,
                 comes_again=False,
-                says=_write,
-            )
+            ).run(_write)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -76,7 +76,7 @@ class Agent:
         self._sweeper: Sweeper | None = None
         self._door: Door | None = None
         self._memory: ServedMemory | None = None
-        """Of this host, for all starts."""
+        """The folder of saves in memory of this host; it stays for all starts."""
 
     def run(self) -> str:
         """Does what the launcher says until it is over, or the connection is lost; returns what is to be said of it."""

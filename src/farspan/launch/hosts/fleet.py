@@ -56,7 +56,7 @@ class Fleet:
         self._present: list[Host] = self.hosts
         self._has_begun = False
         self._memory: ServedMemory | None = None
-        """Of this host, for all starts."""
+        """The folder of saves in memory of this host; it stays for all starts."""
 
     @property
     def num_processes(self) -> int:
@@ -166,7 +166,7 @@ class Crew:
         own = {host.name: {**shared, f"{PREFIX}LOCAL_WORLD_SIZE": str(host.num_processes)} for host in hosts}
         first, port = 0, 0
         ports: list[int] = []
-        """Of the keepers of all hosts."""
+        """The ports of the keepers of all hosts; 0 where a host keeps nothing."""
         try:
             for host in hosts:
                 away = remote.get(host.name)

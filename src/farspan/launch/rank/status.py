@@ -1,6 +1,6 @@
 """How far each rank of a run is: a record of fixed size in the folder of the run's logs.
 
-A rank writes it anew after each training step, and `farspan top` reads it.
+A rank writes over it after each training step, and `farspan top` reads it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def top_of_memory() -> str:
 
 
 def for_other_hosts(path: str) -> str:
-    """Returns a path as ranks of other hosts can be told it: each host has a folder of its own in memory."""
+    """Returns a path as ranks of other hosts are given it: each host has a folder of its own in memory."""
     top = top_of_memory()
     return f"{_IN_MEMORY}{path.removeprefix(top)}" if top and path.startswith(f"{top}/") else path
 

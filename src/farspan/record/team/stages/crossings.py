@@ -38,7 +38,7 @@ class Crossings:
     def __init__(self, splitting: Rules) -> None:
         self.splitting = splitting
         self.are_possible = False
-        """Whether there is more than one stage."""
+        """True if there are several stages, so that tensors may have to cross."""
         self._stages: dict[int, SplitStage] = {}
         """The split stage that a stage of the recorder belongs to."""
         self._copies: dict[tuple[tuple[Any, ...], int, bool], TeamTensor] = {}
