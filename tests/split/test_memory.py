@@ -65,3 +65,32 @@ def test_slices_stay_where_parameters_do() -> None:
 
     for known in run_threads(2, on_rank):
         assert known[-1] == known[-2] > 0
+
+
+def test_a_slice_of_columns_takes_no_memory_for_what_is_between_them() -> None:
+    """It was laid out where it arrived as where it is a part of the whole matrix: over the memory of all of that."""
+
+    def on_rank(rank: int) -> list[bool]:
+        model = farspan.distribute(Net(), tensor_parallel=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        engine = current_engine()
+        assert engine is not None
+        are_dense: list[bool] = []
+
+        def look(number: int) -> None:
+            running: Any = engine.executor._running
+            works = [action.work for action in running.actions if isinstance(action.work, Segment)]
+            for value, leaf in [item for work in works for item in work.leaves.items()]:
+                if type(value.name) is SliceName and not engine.parameters[whole_name(value.name)].is_owned:
+                    are_dense.append(leaf.is_contiguous())
+
+        for number in range(3):
+            optimizer.zero_grad()
+            loss_of(model, number).backward()
+            engine.executor.after_action = look
+            optimizer.step()
+        return are_dense
+
+    found = run_threads(2, on_rank)
+    assert any(found)
+    assert all(map(all, found))

@@ -24,7 +24,7 @@ from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
 from farspan.execute.weights.reductions import Reductions, add_gradients
 from farspan.execute.weights.replicas import Replicas
-from farspan.graph import Backward, BackwardSegment, Call, Edge, Meta, Segment, Value
+from farspan.graph import Backward, BackwardSegment, Call, Edge, Meta, Segment, SliceName, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
 
@@ -360,8 +360,7 @@ class Executor:
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:
-        tensors = [self._to_send(item, message) for item in message.items]
-        self.channels.send(message, tensors, _metas_of(message))
+        self.channels.send(message, [self._to_send(item, message) for item in message.items], _metas_of(message))
 
     def _to_send(self, item: Value | Edge, message: Message) -> torch.Tensor:
         tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
@@ -377,7 +376,8 @@ class Executor:
             )
         if isinstance(item, Value):  # a parameter's gradient may be written into while it is on its way
             tensor = tensor.detach().clone() if item.gradient_of else tensor.detach()
-        return tensor
+        is_slice = isinstance(item, Value) and type(item.name) is SliceName
+        return tensor.contiguous() if is_slice else tensor  # else it would take memory for all between its columns
 
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
         self.traces.append(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -121,9 +122,7 @@ class Reductions:
 
     def _add(self) -> None:
         while ready := [
-            queue.popleft()
-            for name, queue in self._queues.items()
-            if queue[0].incoming[0] in self.arrived and name not in self._late
+            part for name, queue in self._queues.items() if name not in self._late for part in self._taken_from(queue)
         ]:
             self._queues = {key: queue for key, queue in self._queues.items() if queue}
             by_backward: dict[Any, list[BackwardSegment]] = {}
@@ -131,6 +130,15 @@ class Reductions:
                 by_backward.setdefault(part.backward, []).append(part)
             for parts in by_backward.values():
                 self.add(parts)
+
+    def _taken_from(self, queue: deque[BackwardSegment]) -> list[BackwardSegment]:
+        """Takes the next gradient to add, if it is here; of a backward all slices of a parameter at once."""
+        first = queue[0]
+        is_slice = type(first.brought) is SliceName
+        parts = [*takewhile(lambda part: part.backward is first.backward, queue)] if is_slice else [first]
+        if not all(part.incoming[0] in self.arrived for part in parts):
+            return []
+        return [queue.popleft() for _ in parts]
 
 
 def add_gradients(
@@ -140,30 +148,62 @@ def add_gradients(
     backward = parts[0].backward
     roots: list[torch.Tensor] = []
     seeds: list[torch.Tensor] = []
+    slices: dict[str, list[tuple[SliceName, torch.Tensor]]] = {}
     for part, gradient in zip(parts, gradients, strict=True):
         name = part.brought
-        if not parameters[whole_name(name)].tensor.requires_grad:
+        tensor = parameters[whole_name(name)].tensor
+        if not tensor.requires_grad:
             continue  # frozen since the forward: autograd adds nothing to its gradient either
-        if type(name) is not SliceName or not _has_added(parameters[name.whole].tensor, name, gradient):
+        if type(name) is SliceName and _can_lie_in(tensor, gradient):
+            slices.setdefault(name.whole, []).append((name, gradient))
+        else:
             roots.append(tensor_of(parameters, name))
             seeds.append(gradient)
+    for whole, pieces in slices.items():
+        _add_slices(parameters[whole].tensor, pieces)
     if roots:
         backward.moment.go_to()
         with apply_modes(backward.modes), around_backward(parts[0].describe):
             torch.autograd.backward(roots, seeds)
 
 
-def _has_added(parameter: torch.Tensor, name: SliceName, gradient: torch.Tensor) -> bool:
-    """Adds the gradient of a slice where it lies, for autograd would first make a whole tensor of zeros around it;
-    returns False where that is left to autograd."""
+def _can_lie_in(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Returns whether the gradient of a slice can be added where it lies in that of the parameter."""
     total = raw_grad(parameter)
     if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype or has_gradient_hooks(parameter):
         return False
+    return total is None or not (
+        total.requires_grad or total.layout is not torch.strided or total.dtype != gradient.dtype
+    )
+
+
+def _add_slices(parameter: torch.Tensor, pieces: Sequence[tuple[SliceName, torch.Tensor]]) -> None:
+    """Adds the gradients of slices where they lie, for autograd would first make a whole tensor of zeros around each.
+
+    Args:
+        parameter: What they are slices of.
+        pieces: The slices and their gradients, in the order in which to add them.
+    """
+    # A product with a slice of columns has a transposed gradient, which is slow to add to what is not transposed.
+    pieces = [(name, gradient.contiguous()) for name, gradient in pieces]
     with DisableTorchFunction(), torch.no_grad():
+        total = raw_grad(parameter)
         if total is None:
+            if parameter.is_contiguous() and (joined := _joined(parameter, pieces)) is not None:
+                set_raw_grad(parameter, joined)
+                return
             total = torch.zeros_like(parameter)
             set_raw_grad(parameter, total)
-        elif total.requires_grad or total.layout is not torch.strided or total.dtype != gradient.dtype:
-            return False
-        sliced(total, name).add_(gradient)
-    return True
+        for name, gradient in pieces:
+            sliced(total, name).add_(gradient)
+
+
+def _joined(parameter: torch.Tensor, pieces: Sequence[tuple[SliceName, torch.Tensor]]) -> torch.Tensor | None:
+    """Returns the pieces as a whole, if they are all there is of it, each once."""
+    dim, begins = pieces[0][0].dim, sorted(pieces, key=lambda piece: piece[0].begin)
+    names = [name for name, _ in begins]
+    ends = [0, *(name.end for name in names)]
+    is_whole = all(name.dim == dim and name.begin == end for name, end in zip(names, ends, strict=False))
+    if not is_whole or ends[-1] != parameter.shape[dim]:
+        return None
+    return torch.cat([gradient for _, gradient in begins], dim)

@@ -70,7 +70,7 @@ def split_stages(
         if not is_said and not matrices.split.keys().isdisjoint(names):
             is_said = True
             engine.console.say(said_of({name: matrices.form_of(name) for name in names}, matrices.gathered_for))
-            asked = dict.fromkeys(matrices.by_positions, "sequence") | matrices.asked
+            asked = dict.fromkeys(sorted(matrices.by_positions), "sequence") | matrices.asked
             unmet = unmet_of({name: (layout, *matrices.form_of(name)) for name, layout in asked.items()})
             if unmet:
                 engine.console.warn(unmet)
