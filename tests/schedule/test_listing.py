@@ -222,3 +222,34 @@ def test_no_rank_holds_more_micro_batches_than_its_depth(num_stages: int, num_mi
             held += 1 if tasks[index].kind is Kind.FORWARD else -1
             most = max(most, held)
         assert most <= num_stages - rank
+
+
+def layers(num_layers: int, stages: int) -> list[Task]:
+    """Forwards of one micro-batch: each layer is run by two ranks together, which exchange what each has behind it."""
+    tasks: list[Task] = []
+    for stage in range(stages):
+        for _ in range(num_layers):
+            before = tuple(range(max(0, len(tasks) - 2), len(tasks)))
+            for member in range(2):
+                rank = 2 * stage + member
+                level = len(tasks) // 2
+                tasks.append(
+                    Task(
+                        kind=Kind.FORWARD,
+                        rank=rank,
+                        micro_batch=0,
+                        level=level,
+                        duration=1.0,
+                        needs=before,
+                        holds=True,
+                        team=2 * stage,
+                    )
+                )
+    return tasks
+
+
+@pytest.mark.parametrize("num_layers", [1, 7])
+def test_ranks_that_run_layers_together_are_one_stage_of_two_micro_batches(num_layers: int) -> None:
+    """Each wait for the other member counted as a stage, so that a stage of seven layers took seven micro-batches."""
+    assert [limits.in_flight for limits in limits_of_1f1b(layers(num_layers, 1), 2)] == [2, 2]
+    assert [limits.in_flight for limits in limits_of_1f1b(layers(num_layers, 3), 6)] == [4, 4, 3, 3, 2, 2]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tests.support.ranks import run_threads
 from tests.wide.loops import Net, loss_of
 
 import farspan
 from farspan.execute.process.world import current_engine
-from farspan.graph import Segment, SliceName, whole_name
+from farspan.graph import BackwardSegment, Segment, SliceName, whole_name
 
 
 def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_there() -> None:
@@ -94,3 +95,33 @@ def test_a_slice_of_columns_takes_no_memory_for_what_is_between_them() -> None:
     found = run_threads(2, on_rank)
     assert any(found)
     assert all(map(all, found))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
+def test_a_team_holds_two_micro_batches(schedule: str) -> None:
+    """Each wait for the other member counted as a stage further on, so more were in flight the more layers there are."""
+
+    def on_rank(rank: int) -> float:
+        model = farspan.distribute(Net(), tensor_parallel=2, schedule=schedule)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = current_engine()
+        assert engine is not None
+        held: list[float] = []
+
+        def look(number: int) -> None:
+            running: Any = engine.executor._running
+            works = [action.work for action in running.actions]
+            with_backward = {work.segment for work in works if isinstance(work, BackwardSegment)}
+            done = works[: number + 1]
+            ended = {work.segment for work in done if isinstance(work, BackwardSegment)}
+            held.append(sum(work in with_backward and work not in ended for work in done) * 12 / len(with_backward))
+
+        for _ in range(2):
+            optimizer.zero_grad()
+            for number in range(12):
+                loss_of(model, number).backward()
+            engine.executor.after_action = look
+            optimizer.step()
+        return max(held)
+
+    assert max(run_threads(2, on_rank)) <= 2

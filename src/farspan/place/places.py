@@ -92,7 +92,7 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
     parts = {
         stage: SplitStage(
             home=stages[stage],
-            members=tuple([engine.stage_number(Team((member,), is_part=True), 0) for member in members]),
+            members=tuple([engine.stage_number(Team((member,), part_of=members), 0) for member in members]),
             owners=tuple([engine.stage_number(Team((member,)), 0) for member in members]),
         )
         for stage, members in split.items()

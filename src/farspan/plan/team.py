@@ -72,15 +72,20 @@ class Team:
 
     Attributes:
         members: At least one, no two of them the same.
-        is_part: Whether it is one member of a split stage, with its share of each layer: it owns nothing.
+        part_of: The members of a split stage, of which this is one, with its share of each layer: it owns nothing.
     """
 
     members: tuple[Worker, ...]
-    is_part: bool = False
+    part_of: tuple[Worker, ...] = ()
 
     def __contains__(self, rank: object) -> bool:
         """Returns whether a worker of that rank is a member."""
         return any(worker.rank == rank for worker in self.members)
+
+    @property
+    def is_part(self) -> bool:
+        """Returns whether it is one member of a split stage."""
+        return bool(self.part_of)
 
     @property
     def leader(self) -> Worker:

@@ -17,7 +17,7 @@ from farspan.program.beside import Arrival, Broadcasts, Reductions, apart, late_
 from farspan.program.lowered import ActionNote, Lowered, MessageNote, Objects
 from farspan.program.options import Settings
 from farspan.program.program import PROLOGUE, Channel
-from farspan.program.route import Channels, queues_of
+from farspan.program.route import Channels, queues_of, together
 from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled
 from farspan.schedule import Kind, as_sent, is_worth_splitting, places_of, run_ahead_of
 
@@ -101,6 +101,7 @@ class _Builder:
         work = StepWork(
             tuple([self.forward(each, each.graph.index in with_backward, each in releasing) for each in self.segments]),
             tuple([self.backward(part, releasing) for part in self.parts]),
+            together(settings.teams, self.queues),
         )
         num_queues = max([settings.num_ranks - 1, *self.queues.values()]) + 1
         self.tasks = _scheduled(work, settings.schedule, num_queues, run_ahead)

@@ -11,7 +11,7 @@ home. Both ends number them alike without a word, and a channel keeps its number
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from farspan.graph import Graph
 from farspan.plan import Team, Worker
@@ -75,3 +75,19 @@ def queues_of(teams: Iterable[Team], num_ranks: int) -> dict[Worker, int]:
         elif worker not in numbers:
             numbers[worker] = num_ranks + len(numbers) - len(first)
     return numbers
+
+
+def together(teams: Iterable[Team], queues: Mapping[Worker, int]) -> tuple[int, ...]:
+    """Returns for each order of a schedule the least one of those that run each layer together with it; nothing where
+    no stage is split.
+
+    Args:
+        teams: Who runs each stage.
+        queues: As `queues_of` gives them.
+    """
+    least = list(range(max(queues.values(), default=-1) + 1))
+    split = [[queues[worker] for worker in team.part_of if worker in queues] for team in teams if team.is_part]
+    for members in split:  # a rank may be a member of several: all of those are together
+        lowest, own = min(least[number] for number in members), {least[number] for number in members}
+        least = [lowest if number in own else number for number in least]
+    return tuple(least) if split else ()

@@ -66,6 +66,8 @@ class StepWork(NamedTuple):
 
     forwards: tuple[ForwardWork, ...]
     backwards: tuple[BackwardWork, ...]
+    teams: tuple[int, ...] = ()
+    """For each rank the least one of those that run each layer together with it; nothing where all run theirs alone."""
 
     def repeated(self, count: int) -> StepWork:
         """Returns the step of so many micro-batches that are like this one.
@@ -93,7 +95,7 @@ class StepWork(NamedTuple):
             for number in range(count)
             for each in self.backwards
         ]
-        return StepWork(tuple(forwards), tuple(backwards))
+        return StepWork(tuple(forwards), tuple(backwards), self.teams)
 
 
 class StepTasks(NamedTuple):
@@ -150,6 +152,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
                 needs=_sorted({*forward.uses, *(last_use[key] for key in forward.states if key in last_use)}),
                 holds=forward.holds,
                 memory=float(forward.keeps),
+                team=work.teams[forward.rank] if work.teams else None,
             )
         )
         last_use.update(dict.fromkeys(forward.states, number))

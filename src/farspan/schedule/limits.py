@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["Limits", "depths", "hops_after", "limits_of_1f1b"]
+__all__ = ["Limits", "depths", "hops_after", "limits_of_1f1b", "together_in"]
 
 _SLACK = 1e-9
 
@@ -80,7 +80,11 @@ def hops_after(tasks: Sequence[Task]) -> dict[int, int]:
 
     Stages that follow each other on one rank are one for this: they hold no micro-batch more than a single one would.
     Where data come back to a rank (a V, a loop) all count: a turn is shorter with one micro-batch more.
+
+    Ranks that run each layer together are one here, however often they exchange what each has; but they count one more,
+    for they have something to do while they wait for each other only if they are in two micro-batches.
     """
+    together = together_in(tasks)
     step = int(_comes_back(tasks))
     hops: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -88,13 +92,28 @@ def hops_after(tasks: Sequence[Task]) -> dict[int, int]:
         if task.kind is not Kind.FORWARD:
             continue
         before = [need for need in task.needs if need in hops and tasks[need].micro_batch == task.micro_batch]
-        hops[number] = max((hops[need] + (1 if tasks[need].rank != task.rank else step) for need in before), default=0)
+        own = _who(task)
+        within = 0 if own in together else step
+        hops[number] = max((hops[need] + (1 if _who(tasks[need]) != own else within) for need in before), default=0)
         last[task.micro_batch] = max(last.get(task.micro_batch, 0), hops[number])
-    return {number: last[tasks[number].micro_batch] - its for number, its in hops.items()}
+    return {
+        number: last[tasks[number].micro_batch] - its + (_who(tasks[number]) in together)
+        for number, its in hops.items()
+    }
+
+
+def _who(task: Task) -> int:
+    """Returns the number of the rank that runs a task, or of the team that runs each layer together."""
+    return task.rank if task.team is None else task.team
+
+
+def together_in(tasks: Sequence[Task]) -> set[int]:
+    """Returns the numbers of the teams of several ranks."""
+    return {task.team for task in tasks if task.team is not None and task.team != task.rank}
 
 
 def _comes_back(tasks: Sequence[Task]) -> bool:
-    """Returns whether some rank has two forwards of a micro-batch with another rank's in between."""
+    """Returns whether some rank, or team, has two forwards of a micro-batch with another one's in between."""
     since: dict[int, set[int]] = {}
     for number, task in enumerate(tasks):
         if task.kind is not Kind.FORWARD:
@@ -103,9 +122,9 @@ def _comes_back(tasks: Sequence[Task]) -> bool:
         for need in task.needs:
             if need in since and tasks[need].micro_batch == task.micro_batch:
                 left |= since[need]
-                if tasks[need].rank != task.rank:
-                    left.add(tasks[need].rank)
-        if task.rank in left:
+                if _who(tasks[need]) != _who(task):
+                    left.add(_who(tasks[need]))
+        if _who(task) in left:
             return True
         since[number] = left
     return False

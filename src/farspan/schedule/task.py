@@ -31,6 +31,7 @@ class Task:
             has run here.
         memory: What the rank holds more from its start on (a forward keeps activations) or, if negative, less from its
             end on (a backward releases most of them, weight gradients of the rest). Any unit.
+        team: The least rank of those that run each layer together with it; None for a rank that runs them alone.
         output_bytes: Of each other rank that needs it the size of the message there; nothing for those left out.
     """
 
@@ -42,6 +43,7 @@ class Task:
     needs: tuple[int, ...]
     holds: bool
     memory: float = 0.0
+    team: int | None = None
     output_bytes: tuple[tuple[int, float], ...] = ()
 
     def bytes_to(self, rank: int) -> float:

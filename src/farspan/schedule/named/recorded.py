@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b
+from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b, together_in
 from farspan.schedule.listing import Simulation
 from farspan.schedule.named.split_rule import LOOKAHEAD
 from farspan.schedule.task import Kind, Task
@@ -162,10 +162,14 @@ def _stored(tasks: Sequence[Task], num_ranks: int) -> tuple[list[float], list[fl
 
 def _stored_when_interleaved(tasks: Sequence[Task], num_ranks: int) -> list[float]:
     """Returns what interleaved 1F1B holds (D. Narayanan et al., 2021, arXiv 2104.04473): a group for each segment but
-    the last, and of the last twice the way to the last level and back."""
+    the last, and of the last twice the way to the last level and back. What ranks run together is not interleaved, in
+    however many segments it falls."""
     sizes = [0.0] * num_ranks
-    after = hops_after(tasks)
+    after, together = hops_after(tasks), together_in(tasks)
     for (rank, _), own in _forwards(tasks).items():
+        if tasks[own[0]].team in together:
+            sizes[rank] = max(sizes[rank], sum(tasks[number].memory * (after[number] + 1) for number in own))
+            continue
         num_forwards = (len(own) - 1) * num_ranks + 2 * min(after[number] for number in own) + 1
         sizes[rank] = max(sizes[rank], num_forwards * sum(tasks[number].memory for number in own) / len(own))
     return sizes
