@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
-from tests.support.launcher import LAUNCH, READY, SOURCE, TIMEOUT_S, Job
+from tests.support.launcher import LAUNCH, READY, SOURCE, TIMEOUT_S, Job, is_running, wait_until
 
 from farspan.errors import LaunchError
 from farspan.launch.run_job import run
+from farspan.launch.terminal import LogCopy
 
 
 @pytest.fixture
@@ -24,12 +26,61 @@ def job(tmp_path):
 # ---- one console
 
 
-def test_rank_0_has_the_console_and_the_others_have_files(job):
+def test_rank_0_has_the_console_and_all_have_logs(job):
     code, out, err = job.run("print('out', rank)\nprint('err', rank, file=sys.stderr)", 3)
     assert (code, out, err) == (0, "out 0\n", "err 0\n")
     assert "out 1\n" in job.log(1) and "err 1\n" in job.log(1)
     assert "out 2\n" in job.log(2)
-    assert not (job.logs / "rank0.log").exists()
+    assert sorted(job.log(0).splitlines()) == ["err 0", "out 0"]
+
+
+def test_stdout_and_stderr_that_are_one_file_keep_their_order(job):
+    script = "for i in range(500):\n    os.write(1, b'out %d\\n' % i)\n    os.write(2, b'err %d\\n' % i)"
+    job.start(script, stderr=subprocess.STDOUT)
+    code, out, _ = job.end()
+    assert (code, out) == (0, "".join(f"out {i}\nerr {i}\n" for i in range(500)))
+    assert job.log(0) == out
+
+
+def test_nothing_is_lost_where_the_reader_is_late(job):
+    job.start(READY + "os.write(1, b'x' * 100_000)", 1)  # more than one pipe holds
+    pid = job.pid(0)
+    wait_until(lambda: not is_running(pid))
+    code, out, _ = job.end()
+    assert (code, out, job.log(0)) == (0, "x" * 100_000, "x" * 100_000)
+
+
+def test_the_program_learns_that_its_reader_is_gone(job):
+    script = READY + (
+        "try:\n    while True: print('more')\n"
+        "except BrokenPipeError:\n    open(f'{here}/broken', 'w').close()\n    os._exit(3)"
+    )
+    job.start(script, 1)
+    job.process.stdout.close()
+    assert job.process.wait(TIMEOUT_S) == 3 and (job.folder / "broken").exists()
+
+
+def test_a_reader_that_does_not_read_holds_up_no_end(job):
+    job.start(READY + "while True: print('x' * 1000)", 1)
+    wait_until(lambda: (job.logs / "rank0.log").exists() and (job.logs / "rank0.log").stat().st_size > 60_000)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+
+
+def test_a_log_that_cannot_be_written_is_said_once(capfd):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs a device that is always full")
+    with open("/dev/full", "wb") as file:
+        log = LogCopy(file.fileno())
+    for _ in range(2):
+        log.write(b"line\n")
+    assert capfd.readouterr().err.count("a log cannot be written any more (No space left on device)") == 1
+
+
+def test_one_rank_leaves_no_folder_for_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run(["true"], 1) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_processes_know_their_place(job):
@@ -90,17 +141,21 @@ def test_only_rank_0_reads_stdin(job):
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals")
-def test_progress_bars_see_a_terminal(job):
+def test_progress_bars_see_a_terminal_and_stdout_is_that_terminal(job):
     ours, theirs = os.openpty()
     path = job.folder / "bar.py"
-    path.write_text("import os, sys\nsys.stderr.write(f'tty={os.isatty(2)}\\r50%\\n')")
-    text = LAUNCH.format(argv=[str(path)], n=1, grace_s=1, options={})
+    path.write_text(
+        f"import os, sys\nassert os.ttyname(1) == {os.ttyname(theirs)!r}\n"
+        "sys.stderr.write(f'tty={os.isatty(2)}\\r50%\\n')"
+    )
+    text = LAUNCH.format(argv=[str(path)], n=1, grace_s=1, options={"log_dir": str(job.logs)})
     env = os.environ | {"PYTHONPATH": str(SOURCE)}
     result = subprocess.run(
-        [sys.executable, "-c", text], stdin=subprocess.DEVNULL, stderr=theirs, env=env, timeout=TIMEOUT_S
+        [sys.executable, "-c", text], stdin=theirs, stdout=theirs, stderr=theirs, env=env, timeout=TIMEOUT_S
     )
     assert result.returncode == 0
     assert os.read(ours, 1000) == b"tty=True\r50%\r\n"
+    assert (job.logs / "rank0.log").read_bytes() == b"tty=True\r50%\n"
     os.close(ours)
     os.close(theirs)
 

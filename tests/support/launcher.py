@@ -36,7 +36,9 @@ class Job:
         self.logs = folder / "logs"
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, script: str, n: int = 2, *, grace_s: float = 10.0, argv=(), **options) -> None:
+    def start(
+        self, script: str, n: int = 2, *, grace_s: float = 10.0, argv=(), stderr=subprocess.PIPE, **options
+    ) -> None:
         path = self.folder / "script.py"
         path.write_text(HEAD + script)
         options.setdefault("log_dir", str(self.logs))
@@ -45,7 +47,7 @@ class Job:
             [sys.executable, "-c", text],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env=os.environ | {"PYTHONPATH": str(SOURCE), "FARSPAN_FILES": "all"},
         )

@@ -50,8 +50,8 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
     parser = commands.add_parser(
         "run",
         help="start a script in several processes on this machine",
-        description="Starts a script in several processes on this machine. Rank 0 has the console, the "
-        "others write to files; if a rank fails, its traceback is shown once.",
+        description="Starts a script in several processes on this machine. Rank 0 has the console, and all "
+        "have logs; if a rank fails, its traceback is shown once.",
         usage="farspan run (-n N | --hosts HOSTS | --role NAME=N ...) [options] "
         "(script.py | -m module | executable) [args ...]",
         epilog=_EXAMPLES,
@@ -97,7 +97,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         help="N processes of a role (farspan.role()); several times. The run is over when the role named last is; the "
         "processes of others come and go",
     )
-    parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for rank0.log, ... (default: a fresh one)")
     parser.add_argument(
         "--report",
         metavar="FILE",

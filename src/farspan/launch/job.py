@@ -46,10 +46,12 @@ class Started(Protocol):
     """As in subprocess, once it has ended."""
     was_stopped: bool
     has_ended: bool
-    log: Path | None
+    log: Path
     lost: str
     """Why nothing is known of its end, where that is so."""
 
+    @property
+    def has_console(self) -> bool: ...
     def wait(self) -> int: ...
     def handles(self, number: signal.Signals) -> bool: ...
     def send(self, number: signal.Signals, *, group: bool) -> None: ...

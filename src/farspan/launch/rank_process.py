@@ -13,9 +13,11 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.logs import TAIL_BYTES
-from farspan.launch.terminal import Tee
+from farspan.launch.terminal import Console
 
 __all__ = ["Process", "Rank", "handles_signal", "open_log", "read_end", "send_signal", "signal_name", "wait_unreaped"]
+
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 class Process:
@@ -44,7 +46,6 @@ class Process:
         self.returncode = 0
         self.was_stopped = False
         self.has_ended = False
-        self.log: Path | None = None
         self.lost = ""
         self.process = subprocess.Popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
@@ -68,49 +69,69 @@ class Process:
 
 
 class Rank(Process):
-    """A process whose output goes to a log, or to the console where there is none."""
+    """A process whose output goes to its log, and, where it has the console, there too.
 
-    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
-        self._tee = Tee() if log is None else None
-        if log is not None:
-            output = open_log(log)
-        else:
-            assert self._tee is not None
-            output = self._tee.write_fd
+    Args:
+        number: Its rank.
+        command: What it runs.
+        variables: All of its environment.
+        log: The file of its log.
+        has_console: Whether it has our stdin, stdout and stderr.
+    """
+
+    def __init__(
+        self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path, *, has_console: bool
+    ) -> None:
+        self.log = log
+        file = open_log(log)
+        self._console = Console(file) if has_console else None
+        stdout, stderr = (file, file) if self._console is None else (self._console.stdout, self._console.stderr)
         try:
             super().__init__(
                 number,
                 command,
                 variables,
-                stdin=None if log is None else subprocess.DEVNULL,
-                stdout=None if log is None else output,
-                stderr=output,
+                stdin=None if has_console else subprocess.DEVNULL,
+                stdout=None if stdout == 1 else stdout,
+                stderr=stderr,
             )
         finally:
-            if self._tee is not None:
-                self._tee.start()
-            else:
-                os.close(output)
-        self.log = log
+            os.close(file)
+            if self._console is not None:
+                self._console.start()
+
+    @property
+    def has_console(self) -> bool:
+        """Returns whether what it writes is on the console."""
+        return self._console is not None
+
+    def wait(self) -> int:
+        """Blocks until the process has ended, and what it wrote is on the console."""
+        try:
+            return super().wait()
+        finally:
+            if self._console is not None:
+                self._console.finish()
+
+    def send(self, number: signal.Signals, *, group: bool) -> None:
+        """Signals the process, or it and all that it started and that stayed in its group."""
+        super().send(number, group=group)
+        if self._console is not None and number in _ENDS:
+            self._console.hurry()
 
     @contextlib.contextmanager
     def give_console(self) -> Generator[Sequence[int]]:
-        """Gives our stdout, and a stderr of which the end is kept; its log has what it wrote until now."""
-        self._tee = Tee()
-        yield 1, self._tee.write_fd
-        self._tee.start()
+        """Gives our stdout and stderr; its log goes on."""
+        file = open_log(self.log, is_new=False)
+        console = Console(file)
+        os.close(file)
+        yield console.stdout, console.stderr
+        console.start()
+        self._console = console
 
     def read_tail(self) -> str:
-        """Returns the end of what it wrote: its log, or as the first rank its stderr."""
-        data = read_end(self.log) if self.log is not None else b""
-        if self._tee is not None:
-            data += bytes(self._tee.tail)
-        return data.decode("utf-8", errors="replace")
-
-    def close(self) -> None:
-        super().close()
-        if self._tee is not None:
-            self._tee.stop()
+        """Returns the end of what it wrote."""
+        return read_end(self.log).decode("utf-8", errors="replace")
 
 
 def wait_unreaped(pid: int) -> int:
@@ -152,8 +173,8 @@ def read_end(path: Path) -> bytes:
         return file.read()
 
 
-def open_log(path: Path) -> int:
-    """Returns a file descriptor of an empty log.
+def open_log(path: Path, *, is_new: bool = True) -> int:
+    """Returns a file descriptor of a log, which is emptied if it is new.
 
     Raises:
         LaunchError: It cannot be written, or is no regular file.
@@ -164,7 +185,8 @@ def open_log(path: Path) -> int:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise OSError(errno.EINVAL, "it is no regular file")
-        os.ftruncate(file, 0)
+        if is_new:
+            os.ftruncate(file, 0)
     except OSError as error:
         raise LaunchError(
             f"the log {path} cannot be written.", why=f"{error.strerror}.", hint="another --log-dir"

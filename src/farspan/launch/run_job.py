@@ -1,12 +1,12 @@
 """Starts the processes of a job on this machine, shows one console, and says who failed and why.
 
-              stdin   stdout            stderr
-    rank 0    ours    ours              ours, by a pipe (a terminal, if ours is one) that keeps its end
-    rank 1    none    LOG_DIR/rank1.log (both)
+              stdin   stdout and stderr
+    rank 0    ours    ours, and LOG_DIR/rank0.log (`terminal`)
+    rank 1    none    LOG_DIR/rank1.log
     ...
 
 `attempts` are the starts of all ranks, one or several; `job` has the processes of one start together, `rank_process` is
-one of them, `terminal` our stderr, `logs` what a log says.
+one of them, `terminal` the console, `logs` what a log says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,8 @@ def run(
     Args:
         script_argv: A python file, `-m` and a module, or an executable; then its arguments.
         num_processes: Number of ranks, at least 1.
-        log_dir: Folder for `rank1.log`, `rank2.log`, ...; None makes a fresh one for temporary files.
+        log_dir: Folder for `rank0.log`, `rank1.log`, ...; None makes a fresh one for temporary files. That of a single
+            rank is removed at its end.
         environment: Further variables for every process.
         files: "first": the files of rank 0 are the script's, those of others go to a folder that is removed at the
             end; "all": every rank writes where the script says. None: what FARSPAN_FILES says, or else "first".
@@ -142,7 +144,10 @@ def run(
             fleet.close(code)
         if log_dir is None:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # only if nobody wrote: one rank has no log
+                if num_processes == 1:  # whose only log is what the console has shown
+                    shutil.rmtree(folder)
+                else:
+                    folder.rmdir()  # only if nobody wrote
 
 
 def _check_standby(argv: Sequence[str], num_processes: int, max_restarts: int, *, is_here: bool) -> None:

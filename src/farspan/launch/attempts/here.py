@@ -21,7 +21,7 @@ class Here:
         num_processes: How many.
         shared: The variables that all of them get.
         first: The first rank that is here, where others are elsewhere.
-        has_console: Whether rank 0 has the console, rather than a log.
+        has_console: Whether rank 0 has the console.
     """
 
     def __init__(
@@ -42,8 +42,9 @@ class Here:
     def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Rank:
         """Starts one, with more variables of its own."""
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number - self._first)}
-        log = log_dir / f"rank{number}.log" if number or not self._has_console else None
-        return Rank(number, self._command, self._variables | own | dict(more or {}), log)
+        variables = self._variables | own | dict(more or {})
+        has_console = number == 0 and self._has_console
+        return Rank(number, self._command, variables, log_dir / f"rank{number}.log", has_console=has_console)
 
     def note_end(self, number: int) -> None:
         """Nothing: the launcher's own note is for all."""

@@ -77,7 +77,7 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
     reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
     if reason:
         lines += [f"  why   {reason}"]
-    if culprit.log is None:
+    if culprit.has_console:
         lines += ["  Its own output is above."]
     else:
         said = find_cause(culprit.read_tail(), killed=code < 0 and code != -signal.SIGABRT)
@@ -88,7 +88,7 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
         lines += [f"  then  ended after {job.given_s:g} s, still running: rank {names}"]
     if job.num_processes > 1:
-        lines += [f"  logs  {culprit.log or job.log_dir / 'rank*.log'}"]
+        lines += [f"  logs  {culprit.log}"]
     return "\n".join(lines)
 
 
@@ -107,6 +107,6 @@ def _describe_absence(job: Job, absent: Started) -> str:
         f"farspan run: rank {absent.number} of {job.num_processes} ended before it called farspan.distribute.",
         f"  why   its program was over (exit code 0), while rank {names} waited for it.",
         "  try   let every rank call farspan.distribute, or none",
-        f"  logs  {absent.log or job.log_dir / 'rank*.log'}",
+        f"  logs  {absent.log}",
     ]
     return "\n".join(lines)

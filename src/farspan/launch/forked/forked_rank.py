@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from farspan.launch.attempts.here import inherited_variables
-from farspan.launch.logs import TAIL_BYTES
 from farspan.launch.rank.process_end import end_process
 from farspan.launch.rank_process import handles_signal, open_log, read_end, send_signal, wait_unreaped
+from farspan.launch.terminal import LogCopy
 from farspan.settings import PREFIX
 
 __all__ = ["ForkedCrew"]
@@ -64,24 +64,26 @@ class ForkedRank:
         self.was_stopped = False
         self.has_ended = False
         self.lost = ""
-        self.log = log_dir / f"rank{number}.log" if number else None
-        self._tail = bytearray()
+        self.has_console = number == 0
+        self.log = log_dir / f"rank{number}.log"
         self._readers: list[threading.Thread] = []
         self._is_reaped = False
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        pipes = [os.pipe(), os.pipe()] if self.log is None else []
-        outputs = [entrance for _, entrance in pipes] if self.log is None else [open_log(self.log)] * 2
+        log = open_log(self.log)
+        pipes = [os.pipe(), os.pipe()] if self.has_console else []
+        outputs = [entrance for _, entrance in pipes] or [log] * 2
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads: see _run
             self.pid = os.fork()
         if self.pid == 0:
             _run(function, variables, outputs)
-        for output in set(outputs):
-            os.close(output)
         for (exit_fd, _), stream in zip(pipes, (sys.stdout, sys.stderr), strict=False):
-            self._readers.append(threading.Thread(target=self._copy, args=(exit_fd, stream), daemon=True))
-            self._readers[-1].start()
+            reader = threading.Thread(target=_copy, args=(exit_fd, stream, LogCopy(log)), daemon=True)
+            self._readers.append(reader)
+            reader.start()
+        for file in {log, *outputs}:
+            os.close(file)
 
     def wait(self) -> int:
         """Blocks until the process ends, and leaves it unreaped, so that its number stays its own."""
@@ -103,8 +105,7 @@ class ForkedRank:
 
     def read_tail(self) -> str:
         """Returns the end of what it wrote."""
-        data = bytes(self._tail) if self.log is None else read_end(self.log)
-        return data.decode("utf-8", errors="replace")
+        return read_end(self.log).decode("utf-8", errors="replace")
 
     def close(self) -> None:
         """Reaps it, and waits until all that it has written is shown."""
@@ -114,17 +115,17 @@ class ForkedRank:
         for reader in self._readers:
             reader.join(2.0)
 
-    def _copy(self, exit_fd: int, stream: TextIO) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        with open(exit_fd, "rb", buffering=0) as pipe:
-            while data := pipe.read(1 << 16):  # what is there, be it half a line: a bar, or dots
-                if stream is sys.stderr:
-                    self._tail += data
-                    del self._tail[:-TAIL_BYTES]
-                text = decoder.decode(data)
-                stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-                stream.flush()
+
+def _copy(exit_fd: int, stream: TextIO, log: LogCopy) -> None:
+    """Shows what is written to a pipe, and writes it to a log."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    with open(exit_fd, "rb", buffering=0) as pipe, contextlib.closing(log):
+        while data := pipe.read(1 << 16):  # what is there, be it half a line: a bar, or dots
+            log.write(data)
+            text = decoder.decode(data)
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
 
 
 def _run(function: Callable[[], Any], variables: Mapping[str, str], outputs: list[int]) -> NoReturn:

@@ -1,6 +1,6 @@
 """`farspan.launch(function, processes=4)`: runs a function in several ranks, from a notebook or a session.
 
-    this process --fork--> rank 0 --pipes--> this process's sys.stdout and sys.stderr: the cell
+    this process --fork--> rank 0 --pipes--> this process's sys.stdout and sys.stderr: the cell; LOG_DIR/rank0.log
                  --fork--> rank 1 --> LOG_DIR/rank1.log
                  ...
 
@@ -66,7 +66,7 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
     if outcome.code:
         lines = outcome.text.splitlines()
         first = lines[0].removeprefix("farspan run: ") if lines else "a rank has failed."
-        raise LaunchError(first, why="its own output is above.", hint=f"the logs of the other ranks are in {folder}")
+        raise LaunchError(first, why="its own output is above.", hint=f"the logs of all ranks are in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
 
 

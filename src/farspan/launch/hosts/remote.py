@@ -18,11 +18,10 @@ from farspan.launch.hosts.address import resolved
 from farspan.launch.hosts.connection import Connection, LostError, Message
 from farspan.launch.hosts.host import Host
 from farspan.launch.job import Events, Noted
-from farspan.launch.logs import TAIL_BYTES
 from farspan.launch.membership import MemberService
 from farspan.launch.rank.notes import PROGRESS_VARIABLE, add_notes, note_saving
 from farspan.launch.rank_process import open_log, read_end
-from farspan.launch.terminal import write_stderr
+from farspan.launch.terminal import write_all, write_stderr
 
 __all__ = ["RemoteHost", "RemoteRank"]
 
@@ -32,7 +31,7 @@ _CODE_OF_LOST = 255
 
 
 class RemoteRank:
-    """A rank on another host; what it writes goes to a log here, or, of rank 0, to the console."""
+    """A rank on another host; what it writes goes to a log here, and, of rank 0, to the console."""
 
     def __init__(self, number: int, connection: Connection, log_dir: Path) -> None:
         self.number = number
@@ -40,9 +39,9 @@ class RemoteRank:
         self.was_stopped = False
         self.has_ended = False
         self.lost = ""
-        self.log: Path | None = log_dir / f"rank{number}.log" if number else None
-        self._file = open_log(self.log) if self.log is not None else -1
-        self._tail = bytearray()
+        self.has_console = number == 0
+        self.log = log_dir / f"rank{number}.log"
+        self._file = open_log(self.log)
         self._connection = connection
         self._end = threading.Event()
         self._code = 0
@@ -65,27 +64,21 @@ class RemoteRank:
 
     def read_tail(self) -> str:
         """Returns the end of what it wrote."""
-        data = bytes(self._tail) if self.log is None else read_end(self.log)
-        return data.decode("utf-8", errors="replace")
+        return read_end(self.log).decode("utf-8", errors="replace")
 
     @contextlib.contextmanager
     def give_console(self) -> Generator[Sequence[int]]:
         """Nothing goes there: what it writes comes from its host, and is written to the console here from now on."""
-        self.log = None
+        self.has_console = True
         yield ()
 
     def write(self, data: bytes, stream: int) -> None:
         """Takes what it has written."""
-        if self.log is not None:
-            while data:
-                data = data[os.write(self._file, data) :]
-        elif stream == 2:
-            self._tail += data
-            del self._tail[:-TAIL_BYTES]
+        write_all(self._file, data)
+        if self.has_console and stream == 2:
             write_stderr(data)
-        else:
-            while data:
-                data = data[os.write(1, data) :]
+        elif self.has_console:
+            write_all(1, data)
 
     def end(self, code: int, lost: str = "") -> None:
         """Takes how it ended."""
