@@ -29,7 +29,7 @@ _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE",
 _OF_RUN = ("ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "PROGRESS", "RESTART", "ROLE", "SAVED", "SERVICES")
 _KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, *_OF_RUN))
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_LONGEST_S = 1e9
+LONGEST_DEADLINE_S = 1e9
 
 
 def text(name: str, given: Mapping[str, str] | None = None) -> str:
@@ -66,10 +66,10 @@ def seconds(name: str, *, default: float) -> float:
     """
     found = text(name)
     value = parse_number(found) if found else default
-    if value is None or not 0.0 < value <= _LONGEST_S:
+    if value is None or not 0.0 < value <= LONGEST_DEADLINE_S:
         raise LaunchError(
             f"{PREFIX}{name}={quoted(found)} is not a number of seconds.",
-            why=f"it is above 0 and at most {_LONGEST_S:g}.",
+            why=f"it is above 0 and at most {LONGEST_DEADLINE_S:g}.",
             hint=f"{PREFIX}{name}={default:g}",
         )
     return value

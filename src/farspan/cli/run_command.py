@@ -33,6 +33,7 @@ _WITH_VALUE = (
     "--join",
     "--node-rank",
     "--role",
+    "--debug",
 )
 _MOST_RESTARTS = 1_000_000
 _EXAMPLES = """\
@@ -40,6 +41,7 @@ everything after the script or module belongs to it:
   farspan run -n 4 train.py --lr 3e-4
   farspan run -n 4 -m package.train --lr 3e-4
   farspan run -n 4 --report step.html train.py
+  farspan run -n 4 --debug 2 train.py
   farspan run --hosts a:2,b:4 --max-restarts 10 train.py
   farspan run --role actor=4 --role learner=2 train.py
 """
@@ -125,6 +127,12 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         action="store_true",
         help="with --max-restarts: once something is saved, keep processes for the next start ready, with torch loaded",
     )
+    parser.add_argument(
+        "--debug",
+        metavar="RANK",
+        type=whole_number(0, _MOST_PROCESSES),
+        help="give this rank the console, for breakpoint() and pdb; the others wait for it as long as it takes",
+    )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.set_defaults(execute=_execute)
 
@@ -156,6 +164,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
     if arguments.verbose:
         environment["FARSPAN_VERBOSE"] = "1"
+    if arguments.debug is not None:
+        _check_debugged(arguments)
     if arguments.role:
         return _run_roles(arguments, environment)
     if arguments.hosts is None and arguments.num_processes is None:
@@ -183,8 +193,33 @@ def _execute(arguments: argparse.Namespace) -> int:
         max_restarts=arguments.max_restarts,
         keeps_going=arguments.keep_going,
         has_standby=arguments.standby,
+        debugged=arguments.debug,
         fleet=fleet,
     )
+
+
+def _check_debugged(arguments: argparse.Namespace) -> None:
+    """Refuses what cannot be while a debugger is in one rank."""
+    others = {
+        "--hosts": "the debugger has the console and keyboard of this machine.",
+        "--join": "the debugger has the console and keyboard of this machine.",
+        "--role": "a rank is of one program.",
+        "--max-restarts": "who ends the debugger ends the run.",
+        "--standby": "who ends the debugger ends the run.",
+        "--keep-going": "the others wait for the rank that the debugger is in.",
+    }
+    for option, why in others.items():
+        if getattr(arguments, option.removeprefix("--").replace("-", "_")):
+            raise LaunchError(
+                f"--debug and {option} do not go together.", why=why, hint="farspan run -n 4 --debug 2 train.py"
+            )
+    number = arguments.num_processes
+    if number is not None and arguments.debug >= number:
+        raise LaunchError(
+            f"--debug {arguments.debug} is no rank of {number}.",
+            why="ranks count from 0.",
+            hint=f"--debug {number - 1}",
+        )
 
 
 def _run_roles(arguments: argparse.Namespace, environment: dict[str, str]) -> int:

@@ -1,7 +1,7 @@
 """Starts the processes of a job on this machine, shows one console, and says who failed and why.
 
               stdin   stdout and stderr
-    rank 0    ours    ours, and LOG_DIR/rank0.log (`terminal`)
+    rank 0    ours    ours, and LOG_DIR/rank0.log (`terminal`); or of the rank that a debugger is in
     rank 1    none    LOG_DIR/rank1.log
     ...
 
@@ -22,11 +22,13 @@ from concurrent.futures import Future
 
 from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, Restarts, attempt_repeatedly, find_command, make_log_dir, shared_variables
+from farspan.launch.debugged_job import DebuggedJob
 from farspan.launch.hosts import Fleet
-from farspan.launch.job import Crew, Events, Noted, signals_to
+from farspan.launch.job import Crew, Events, Job, Noted, signals_to
 from farspan.launch.memory import MEMORY_VARIABLE, Memory
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.terminal import say
+from farspan.settings import LONGEST_DEADLINE_S
 
 __all__ = ["run"]
 
@@ -44,6 +46,7 @@ def run(
     max_restarts: int = 0,
     keeps_going: bool = False,
     has_standby: bool = False,
+    debugged: int | None = None,
     fleet: Fleet | None = None,
     grace_s: float = 5.0,
 ) -> int:
@@ -73,6 +76,8 @@ def run(
             `data_parallel`, the groups that are whole go on in their processes.
         has_standby: Once a checkpoint is saved, start the processes of the next start ahead: they load torch and wait
             for their turn, so that a restart takes no time for that.
+        debugged: The rank that a debugger is in. It has the console in the place of rank 0, and Ctrl-C is for it alone;
+            the others wait for it as long as it takes, and skip `breakpoint()`.
         fleet: The hosts that the ranks run on; None for this machine alone. `num_processes` is then that of all hosts,
             and after a restart that of those that are left.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
@@ -106,9 +111,13 @@ def run(
     memory = Memory() if max_restarts and fleet is None else None
     shared[MEMORY_VARIABLE] = memory.path if memory is not None else "each host's own" if max_restarts else ""
     shared["FARSPAN_KEEPERS"] = ""
+    if debugged is not None:
+        shared["FARSPAN_DEADLINE"] = str(LONGEST_DEADLINE_S)
 
     def open_crew(variables: dict[str, str]) -> Crew:
-        return fleet.open(events, variables, files) if fleet is not None else Here(command, num_processes, variables)
+        if fleet is not None:
+            return fleet.open(events, variables, files)
+        return Here(command, num_processes, variables, console=debugged or 0, is_debugged=debugged is not None)
 
     def count() -> int:
         if fleet is None:
@@ -129,6 +138,7 @@ def run(
                 files=files,
                 grace_s=grace_s,
                 keeps_going=keeps_going,
+                open_job=Job if debugged is None else DebuggedJob,
                 has_standby=has_standby,
             )
             return code

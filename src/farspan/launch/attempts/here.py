@@ -21,7 +21,8 @@ class Here:
         num_processes: How many.
         shared: The variables that all of them get.
         first: The first rank that is here, where others are elsewhere.
-        has_console: Whether rank 0 has the console.
+        console: The rank that has the console; None for none.
+        is_debugged: Whether a debugger is in that rank: then `breakpoint()` is for it alone.
     """
 
     def __init__(
@@ -31,19 +32,23 @@ class Here:
         shared: Mapping[str, str],
         *,
         first: int = 0,
-        has_console: bool = True,
+        console: int | None = 0,
+        is_debugged: bool = False,
     ) -> None:
         self.num_processes = num_processes
         self._command = command
         self._variables = inherited_variables() | dict(shared)
         self._first = first
-        self._has_console = has_console
+        self._console = console
+        self._is_debugged = is_debugged
 
     def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Rank:
         """Starts one, with more variables of its own."""
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number - self._first)}
+        has_console = number == self._console
+        if self._is_debugged and not has_console:
+            own["PYTHONBREAKPOINT"] = "0"  # it has no keyboard
         variables = self._variables | own | dict(more or {})
-        has_console = number == 0 and self._has_console
         return Rank(number, self._command, variables, log_dir / f"rank{number}.log", has_console=has_console)
 
     def note_end(self, number: int) -> None:

@@ -133,7 +133,7 @@ class _Running:
             variables["FARSPAN_KEEP_GOING"] = "1"
         if self.role.num_processes > 1:
             variables |= entropy_variables(os.environ | variables)
-        return self._run(variables, files, Job, has_console=True, keeps_going=keeps_going)
+        return self._run(variables, files, Job, console=0, keeps_going=keeps_going)
 
     def run_beside(self, main: _Running) -> None:
         """Runs it as one that others go on without; where it cannot be started, ends the role the run is for."""
@@ -153,13 +153,13 @@ class _Running:
         files: str | None,
         open_job: Callable[..., Job],
         *,
-        has_console: bool = False,
+        console: int | None = None,
         keeps_going: bool = False,
     ) -> int:
         restarts = Restarts(self._max_restarts)
 
         def open_crew(shared: dict[str, str]) -> Crew:
-            return Here(self._command, self.role.num_processes, shared, has_console=has_console)
+            return Here(self._command, self.role.num_processes, shared, console=console)
 
         try:
             return attempt_repeatedly(
