@@ -99,7 +99,7 @@ def test_a_slice_of_columns_takes_no_memory_for_what_is_between_them() -> None:
 
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
 def test_a_team_holds_two_micro_batches(schedule: str) -> None:
-    """Each wait for the other member counted as a stage further on, so more were in flight the more layers there are."""
+    """Each wait for the other member counted as one more stage: the more layers, the more were in flight."""
 
     def on_rank(rank: int) -> float:
         model = farspan.distribute(Net(), tensor_parallel=2, schedule=schedule)
