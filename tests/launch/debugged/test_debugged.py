@@ -74,7 +74,8 @@ def test_ctrl_c_is_for_the_debugged_rank_alone(job):
         "while rank or not os.path.exists(f'{here}/interrupted1'): time.sleep(0.01)\n"
     )
     job.start(script, debugged=1)
-    job.pid(0), job.pid(1)
+    for rank in (0, 1):
+        job.pid(rank)
     job.process.send_signal(signal.SIGINT)
     code, _, err = job.end()
     assert (code, err) == (0, "")
