@@ -26,8 +26,9 @@ __all__ = ["PREFIX", "check", "choice", "flag", "seconds", "text", "unknown_name
 PREFIX = "FARSPAN_"
 _SETTINGS = ("DEADLINE", "FILES", "MEASURE", "RECORD", "REPORT", "SAME_HOST", "SECRET", "VERBOSE")
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
-_OF_RUN = ("ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "PROGRESS", "RESTART", "ROLE", "SAVED", "SERVICES")
-_KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, *_OF_RUN))
+_OF_RUN = ("ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "PROGRESS", "RESTART", "SAVED")
+_OF_ROLES = ("HOSTS", "ROLE", "SERVICES")
+_KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, *_OF_RUN, *_OF_ROLES))
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LONGEST_DEADLINE_S = 1e9
 

@@ -251,7 +251,7 @@ def test_a_process_that_ends_while_it_is_connected_to_is_waited_past() -> None:
 def test_a_caller_that_does_not_read_delays_nobody(buffer: Buffer) -> None:
     from farspan.services.messages import call_message
 
-    stranger = socket_to(names_of_run().folder, names_of_run().find("buffer", TIMEOUT_S)[0])
+    stranger = socket_to(names_of_run().folder, names_of_run().find("buffer", TIMEOUT_S).socket)
     with stranger:
         stranger.setblocking(False)
         buffer.items.append("x" * 100_000)
@@ -268,7 +268,7 @@ def test_a_caller_that_does_not_read_delays_nobody(buffer: Buffer) -> None:
 )
 def test_what_is_no_message_ends_its_own_connection_alone(buffer: Buffer, said: bytes) -> None:
     service = farspan.service("buffer", timeout=TIMEOUT_S)
-    stranger = socket_to(names_of_run().folder, names_of_run().find("buffer", TIMEOUT_S)[0])
+    stranger = socket_to(names_of_run().folder, names_of_run().find("buffer", TIMEOUT_S).socket)
     with stranger:
         stranger.settimeout(TIMEOUT_S)
         stranger.sendall(said)

@@ -44,6 +44,7 @@ everything after the script or module belongs to it:
   farspan run -n 4 --debug 2 train.py
   farspan run --hosts a:2,b:4 --max-restarts 10 train.py
   farspan run --role actor=4 --role learner=2 train.py
+  farspan run --role actor=4 --role learner=2 --hosts a:2,b:4 train.py
 """
 
 
@@ -155,6 +156,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    from farspan.launch.roles.run_roles import run_roles
     from farspan.launch.run_job import run
 
     script_argv: list[str] = arguments.script_argv
@@ -167,13 +169,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.debug is not None:
         _check_debugged(arguments)
     if arguments.role:
-        return _run_roles(arguments, environment)
-    if arguments.hosts is None and arguments.num_processes is None:
-        raise LaunchError(
-            "how many processes?",
-            why="-n is missing, or --hosts, or --role; options of farspan run come before the script.",
-            hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
-        )
+        _check_roles(arguments)
+    _check_count(arguments)
     fleet: Fleet | None = None
     if arguments.join is not None:
         from farspan.launch.hosts import join_run, read_address
@@ -183,6 +180,17 @@ def _execute(arguments: argparse.Namespace) -> int:
         fleet = _listening_fleet(arguments)
     elif arguments.hosts is not None:
         fleet = _fleet(arguments)
+    if arguments.role:
+        return run_roles(
+            script_argv,
+            arguments.role,
+            log_dir=arguments.log_dir,
+            environment=environment,
+            files=arguments.files,
+            max_restarts=arguments.max_restarts,
+            keeps_going=arguments.keep_going,
+            fleet=fleet,
+        )
     return run(
         script_argv,
         fleet.num_processes if fleet is not None else arguments.num_processes,
@@ -222,32 +230,35 @@ def _check_debugged(arguments: argparse.Namespace) -> None:
         )
 
 
-def _run_roles(arguments: argparse.Namespace, environment: dict[str, str]) -> int:
-    from farspan.launch.roles.run_roles import run_roles
+def _check_count(arguments: argparse.Namespace) -> None:
+    """Refuses a command line that does not say how many processes there are."""
+    is_said = arguments.hosts is not None or (bool(arguments.role) and arguments.join is None)
+    if arguments.num_processes is None and not is_said:
+        raise LaunchError(
+            "how many processes?",
+            why="-n is missing, or --hosts, or --role; options of farspan run come before the script.",
+            hint=f"farspan run -n 4 {' '.join(arguments.script_argv) or 'train.py'}",
+        )
 
-    given = {"-n": arguments.num_processes, "--hosts": arguments.hosts, "--join": arguments.join}
-    other = next((option for option, value in given.items() if value is not None), None)
-    if other is not None:
-        raise LaunchError(
-            f"--role and {other} do not go together.",
-            why="each role has its number of processes, and all are on this machine.",
-            hint="farspan run --role actor=4 --role learner=2 train.py",
-        )
-    if arguments.standby:
-        raise LaunchError(
-            "--role and --standby do not go together.",
-            why="processes are kept ready for one program.",
-            hint="farspan run --role ... without --standby",
-        )
-    return run_roles(
-        arguments.script_argv,
-        arguments.role,
-        log_dir=arguments.log_dir,
-        environment=environment,
-        files=arguments.files,
-        max_restarts=arguments.max_restarts,
-        keeps_going=arguments.keep_going,
-    )
+
+def _check_roles(arguments: argparse.Namespace) -> None:
+    """Refuses what does not go together with --role."""
+    fewest, most = arguments.nnodes or (1, 1)
+    what, why, hint = "", "", ""
+    if arguments.num_processes is not None and arguments.join is None:
+        what, hint = "-n", "farspan run --role actor=4 --role learner=2 train.py"
+        why = "each role has its number of processes; with --join, -n says how many slots this host has."
+    elif arguments.join is not None and arguments.node_rank != 0:
+        what, hint = "a host that joins", f"farspan run -n 4 --join {arguments.join} train.py"
+        why = "the first host (--node-rank 0) says which roles there are; the others say how many slots they have."
+    elif fewest != most:
+        what, hint = f"--nnodes {fewest}:{most}", f"--nnodes {most}"
+        why = "each role has its number of processes, for which all hosts are needed."
+    elif arguments.standby:
+        what, hint = "--standby", "farspan run --role ... without --standby"
+        why = "processes are kept ready for one program."
+    if what:
+        raise LaunchError(f"--role and {what} do not go together.", why=why, hint=hint)
 
 
 def _fleet(arguments: argparse.Namespace) -> Fleet:

@@ -175,7 +175,7 @@ def hosts_store(environment: Environment) -> bool:
 def launch_variables(names: Iterable[str]) -> list[str]:
     """Returns those of `names` with which a launcher gives a process its place."""
     known = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}  # torchrun's
-    known |= {f"{PREFIX}ROLE", f"{PREFIX}SERVICES"}
+    known |= {f"{PREFIX}ROLE", f"{PREFIX}SERVICES", f"{PREFIX}HOSTS"}
     for source in _SOURCES:
         known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size, *source.rendezvous}
     return [name for name in names if name in known or name.startswith("TORCHELASTIC_")]

@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,7 +68,10 @@ class Crew(Protocol):
 
     num_processes: int
 
-    def start(self, number: int, log_dir: Path) -> Started: ...
+    def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Started:
+        """Starts a rank, with more variables of its own."""
+        ...
+
     def note_end(self, number: int) -> None:
         """Lets the ranks on other hosts know that one has ended before all had found each other."""
         ...

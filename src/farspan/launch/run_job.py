@@ -15,16 +15,14 @@ import contextlib
 import os
 import queue
 import shutil
-import signal
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 
 from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, Restarts, attempt_repeatedly, find_command, make_log_dir, shared_variables
+from farspan.launch.attempts.waiting import NotStartedError, do_unless_over, say_not_started
 from farspan.launch.debugged_job import DebuggedJob
 from farspan.launch.hosts import Fleet
-from farspan.launch.job import Crew, Events, Job, Noted, signals_to
+from farspan.launch.job import Crew, Events, Job, signals_to
 from farspan.launch.memory import MEMORY_VARIABLE, Memory
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.terminal import say
@@ -122,7 +120,7 @@ def run(
     def count() -> int:
         if fleet is None:
             return num_processes
-        _gather(fleet, events)
+        do_unless_over(fleet.gather, events)
         say(f"farspan run: {fleet.describe()}; logs in {folder}")
         return fleet.num_processes
 
@@ -142,9 +140,8 @@ def run(
                 has_standby=has_standby,
             )
             return code
-    except _InterruptedError as interrupted:
-        say(f"farspan run: ended by {interrupted.by.name} while it waited for hosts")
-        code = 128 + interrupted.by
+    except NotStartedError as error:
+        code = say_not_started(error)
         return code
     finally:
         restarts.close()
@@ -171,35 +168,3 @@ def _check_standby(argv: Sequence[str], num_processes: int, max_restarts: int, *
         why = f"{argv[0]} is no Python file, and would do things before its turn."
     if why:
         raise LaunchError("--standby is not possible here.", why=why, hint=f"{_EXAMPLE}     without --standby")
-
-
-class _InterruptedError(Exception):
-    """A signal has come while the launcher waited for hosts."""
-
-    def __init__(self, by: signal.Signals) -> None:
-        super().__init__(by.name)
-        self.by = by
-
-
-def _gather(fleet: Fleet, events: Events) -> None:
-    """Returns when the hosts are there.
-
-    Raises:
-        _InterruptedError: A signal has come meanwhile.
-    """
-    result: Future[None] = Future()
-
-    def gather() -> None:
-        try:
-            fleet.gather()
-            result.set_result(None)
-        except BaseException as error:
-            result.set_exception(error)
-        events.put(Noted())
-
-    threading.Thread(target=gather, daemon=True).start()
-    while not result.done():
-        event = events.get()
-        if isinstance(event, signal.Signals) and event is not signal.SIGUSR1:
-            raise _InterruptedError(event)
-    result.result()

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from farspan.control.wire import ProtocolError, close_in_children, send_all
+from farspan.control.wire import LOOK_S, ProtocolError, close_in_children, send_all
 from farspan.errors import DeadlineError, FarspanError, RecordError, ServiceError
 from farspan.launch.rank.process_end import at_process_end
+from farspan.services.far import check_link
 from farspan.services.messages import SEND_BUFFER_BYTES, Message, MessageReader, call_message
+from farspan.services.names import Place
 
 __all__ = ["Connection"]
 
@@ -29,21 +31,24 @@ class Connection:
     Args:
         sock: Connected.
         name: Of the service.
-        who: Has it.
+        place: Where it is, and who has it.
         timeout_s: How long that process may take no calls in before the connection is given up.
     """
 
-    def __init__(self, sock: socket.socket, name: str, who: str, timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, name: str, place: Place, timeout_s: float) -> None:
         self.name = name
-        self.who = who
+        self.who = place.who
         self.process = os.getpid()
         self._timeout_s = timeout_s
         self._sock = close_in_children(sock)
         whole = int(timeout_s)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._sock.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, int((timeout_s - whole) * 1e6))
         )
+        if not place.address:  # of TCP the system finds it by itself
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        else:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(LOOK_S), 0))
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -97,10 +102,17 @@ class Connection:
         reader = MessageReader()
         try:
             while True:
-                for message in reader.read(self._sock):
+                try:
+                    messages = reader.read(self._sock)
+                except BlockingIOError:  # from another host nothing has come for LOOK_S
+                    check_link(self._sock)
+                    continue
+                for message in messages:
                     self._take(message)
-        except EOFError:
+        except (EOFError, ConnectionError):
             self._end("its process has ended, or has closed the service")
+        except TimeoutError as error:
+            self._end(error.strerror or str(error))
         except (OSError, ProtocolError, RecordError) as error:
             self._end(f"{type(error).__name__}: {error}")
         finally:

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from farspan import settings
 from farspan.errors import LaunchError, quoted
 from farspan.launch.membership.lines import listen_in
 from farspan.launch.rank.process_end import at_process_end
-from farspan.services.names import Names, names_of_run
+from farspan.services.far import Port
+from farspan.services.names import Names, has_other_hosts, names_of_run
 from farspan.services.server import Server
 
 __all__ = ["Exposed", "expose"]
@@ -43,14 +45,19 @@ class Exposed:
         self._process = os.getpid()
         self._closed = threading.Event()
         self._socket = secrets.token_hex(8)
-        listener = listen_in(names.folder, self._socket)
-        try:
-            names.expose(name, self._socket)
-        except BaseException:
-            listener.close()
-            self._unlink()
-            raise
+        self._port: Port | None = None
+        with contextlib.ExitStack() as stack:
+            listener = listen_in(names.folder, self._socket)
+            stack.callback(self._unlink)
+            stack.callback(listener.close)
+            if has_other_hosts():
+                self._port = Port(name, settings.text("SECRET"))
+                stack.callback(self._port.close)
+            names.expose(name, self._socket, self._port.number if self._port is not None else 0)
+            stack.pop_all()
         self._server = Server(name, listener, methods, num_threads)
+        if self._port is not None:
+            self._port.open(self._server.take)
         at_process_end(self.close)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -66,6 +73,8 @@ class Exposed:
         self._closed.set()
         self._names.withdraw(self.name)
         self._unlink()
+        if self._port is not None:
+            self._port.close()
         self._server.close(_ENDING_S)
 
     def _unlink(self) -> None:

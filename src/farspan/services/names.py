@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 from farspan import settings
@@ -19,10 +20,27 @@ from farspan.launch.roles.directory import Directory
 from farspan.launch.roles.role import describe_process
 from farspan.launch.sweep import Sweeper
 
-__all__ = ["Names", "names_of_run"]
+__all__ = ["Names", "Place", "has_other_hosts", "names_of_run"]
 
 _ANSWER_S = 10.0
 """How long the launcher may take to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a service is.
+
+    Attributes:
+        socket: Its name in the folder of the services of its host; no other service of the run has it.
+        address: Of its host; "" for this one.
+        port: Where it listens for other hosts.
+        who: Has exposed it.
+    """
+
+    socket: str
+    address: str
+    port: int
+    who: str
 
 
 class Names:
@@ -51,13 +69,18 @@ class Names:
             ) from None
         threading.Thread(target=self._listen, name="farspan-names", daemon=True).start()
 
-    def expose(self, name: str, socket: str) -> None:
+    def expose(self, name: str, socket: str, port: int = 0) -> None:
         """Says that a service is at a socket.
+
+        Args:
+            name: Of the service.
+            socket: Its name in the folder.
+            port: Where other hosts reach it; 0 where all of the run is on this one.
 
         Raises:
             ServiceError: Another process has the name.
         """
-        question = {"is": "expose", "name": name, "socket": socket, "who": describe_process()}
+        question = {"is": "expose", "name": name, "socket": socket, "port": port, "who": describe_process()}
         answer = self._answered(question, f"say that {name!r} is exposed")
         found, who = str(answer["socket"]), str(answer["who"])
         if found != socket:
@@ -71,8 +94,8 @@ class Names:
         """Says that a service is over."""
         self._lines.send({"is": "withdraw", "name": name})
 
-    def find(self, name: str, timeout_s: float, but: str = "") -> tuple[str, str]:
-        """Waits until a service is there; returns its socket and whose it is.
+    def find(self, name: str, timeout_s: float, but: str = "") -> Place:
+        """Waits until a service is there; returns where.
 
         Args:
             name: Of the service.
@@ -90,7 +113,8 @@ class Names:
                 there = self._answered({"is": "list"}, "list the services")["names"]
             answer = self._answers[number]
         if answer is not None:
-            return str(answer["socket"]), str(answer["who"])
+            texts = {key: str(answer[key]) for key in ("socket", "address", "who")}
+            return Place(**texts, port=int(answer["port"]))
         known = f"there is {', '.join(map(repr, there))}" if there else "nothing is exposed"
         if self._is_alone:
             raise ServiceError(
@@ -142,6 +166,11 @@ class Names:
             with self._condition:
                 self._is_over = True
                 self._condition.notify_all()
+
+
+def has_other_hosts() -> bool:
+    """Returns whether processes of the run are on other hosts too."""
+    return settings.text("HOSTS") not in ("", "1")
 
 
 _lock = threading.Lock()

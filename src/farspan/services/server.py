@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farspan.control.wire import Buffer, ProtocolError, advance, close_in_children
+from farspan.control.wire import LOOK_S, Buffer, ProtocolError, advance, close_in_children
 from farspan.errors import RecordError, ServiceError
+from farspan.services.far import check_link
 from farspan.services.messages import GREETING, SEND_BUFFER_BYTES, Message, MessageReader, error_message, result_message
 
 __all__ = ["Server"]
@@ -41,8 +42,10 @@ class _Caller:
     """A connection with a process that calls."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.is_far = sock.family != socket.AF_UNIX
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if not self.is_far:  # of TCP the system finds it by itself
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.sock = close_in_children(sock)
         self.messages = MessageReader()
         self.answers: list[Buffer] = []
@@ -97,6 +100,10 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._far: dict[_Caller, None] = {}
+        """Callers of other hosts, which may be cut off."""
+        self._look_at = 0.0
         self._calls: queue.SimpleQueue[tuple[_Caller, Message] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[_Caller, list[Buffer]]] = queue.SimpleQueue()
         self._runners = [
@@ -118,6 +125,13 @@ class Server:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
 
+    def take(self, sock: socket.socket) -> None:
+        """Takes the connection of a caller of another host, which has proved that it is of the run; from any thread."""
+        self._arrived.put(sock)
+        self._wake_up()
+        if self._is_over:  # its thread may not see it any more
+            self._close_arrived()
+
     def _wake_up(self) -> None:
         with contextlib.suppress(OSError):  # it is awake, or over
             self._waker.send(b"x")
@@ -125,26 +139,55 @@ class Server:
     def _serve(self) -> None:
         try:
             while not self._is_over:
-                for key, events in self._selector.select():
+                for key, events in self._selector.select(LOOK_S if self._far else None):
                     if key.fileobj is self._listener:
-                        self._accept()
+                        with contextlib.suppress(OSError):  # it has gone already
+                            self._add(self._listener.accept()[0])
                     elif key.fileobj is self._wake:
                         self._wake.recv(1 << 12)
+                        self._take_arrived()
                         self._answer_done()
                     elif isinstance(key.data, _Caller):
                         self._attend(key.data, events)
+                self._drop_cut_off()
         finally:
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.fileobj, socket.socket):
                     key.fileobj.close()
             self._selector.close()
             self._waker.close()
+            self._close_arrived()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone already
-            caller = _Caller(self._listener.accept()[0])
-            caller.sock.send(GREETING)
-            self._selector.register(caller.sock, caller.events, caller)
+    def _close_arrived(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait().close()
+
+    def _take_arrived(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                sock = self._arrived.get_nowait()
+                with contextlib.suppress(OSError):  # it has gone already
+                    self._add(sock)
+
+    def _add(self, sock: socket.socket) -> None:
+        caller = _Caller(sock)
+        caller.sock.send(GREETING)
+        self._selector.register(caller.sock, caller.events, caller)
+        if caller.is_far:
+            self._far[caller] = None
+
+    def _drop_cut_off(self) -> None:
+        """Lets callers of hosts go that give no sign of life; looks once in a while."""
+        if not self._far or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_S
+        for caller in list(self._far):
+            try:
+                check_link(caller.sock)
+            except TimeoutError as error:
+                _log.warning("service %s: a caller is lost: %s", self._name, error.strerror)
+                self._drop(caller)
 
     def _attend(self, caller: _Caller, events: int) -> None:
         try:
@@ -199,6 +242,7 @@ class Server:
     def _drop(self, caller: _Caller) -> None:
         self._selector.unregister(caller.sock)
         caller.sock.close()
+        self._far.pop(caller, None)
 
     def _run(self, message: Message) -> list[Buffer]:
         """Returns the answer to one call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -16,10 +17,13 @@ from farspan.errors import DeadlineError, LaunchError, quoted
 from farspan.launch.membership.lines import socket_to
 from farspan.launch.roles.role import describe_process
 from farspan.services.connection import Connection
+from farspan.services.far import connect_to_port, is_cut
 from farspan.services.messages import GREETING
-from farspan.services.names import names_of_run
+from farspan.services.names import Names, Place, names_of_run
 
 __all__ = ["Service", "service"]
+
+_RETRY_S = 1.0
 
 
 class Service:
@@ -83,19 +87,51 @@ class Service:
             return found
 
     def _connect(self) -> Connection:
-        names, dead = names_of_run(), ""
-        while True:  # each time another one is dead
-            place, who = names.find(self._name, self._timeout_s, dead)
+        names, dead, until = names_of_run(), "", time.monotonic() + self._timeout_s
+        while True:  # each time another one is dead, or its link is cut
+            place = names.find(self._name, self._timeout_s, dead)
             try:
-                sock = socket_to(names.folder, place)
-                with contextlib.ExitStack() as stack:
-                    stack.callback(sock.close)
-                    self._greet(sock, who)
-                    stack.pop_all()
+                return Connection(self._open(names, place), self._name, place, self._timeout_s)
             except (ConnectionError, FileNotFoundError):
-                dead = place
+                dead = place.socket
+            except OSError as error:
+                if not (place.address and is_cut(error)):
+                    raise
+                dead = ""
+                self._wait_past_cut(names, place, until)
+
+    def _open(self, names: Names, place: Place) -> socket:
+        """Returns a connection that the other process has taken.
+
+        Raises:
+            OSError: It has ended, or its host does not answer.
+            DeadlineError: It does not take it.
+        """
+        with contextlib.ExitStack() as stack:
+            if place.address:
+                address = place.address, place.port
+                sock = connect_to_port(self._name, address, settings.text("SECRET"), self._timeout_s)
             else:
-                return Connection(sock, self._name, who, self._timeout_s)
+                sock = socket_to(names.folder, place.socket)
+            stack.callback(sock.close)
+            self._greet(sock, place.who)
+            stack.pop_all()
+        return sock
+
+    def _wait_past_cut(self, names: Names, place: Place, until: float) -> None:
+        """Waits until another process has the name, or for a while: nothing tells when a link is there again.
+
+        Raises:
+            DeadlineError: There is no time left.
+        """
+        if time.monotonic() > until:
+            raise DeadlineError(
+                f"{describe_process()} waited {self._timeout_s:g} s for a way to the service {self._name!r}.",
+                why=f"{place.who} has it, and does not answer at {place.address}:{place.port}.",
+                hint="a firewall? farspan doctor --hosts ... tries all ways between hosts",
+            )
+        with contextlib.suppress(DeadlineError):
+            names.find(self._name, _RETRY_S, place.socket)
 
     def _greet(self, sock: socket, who: str) -> None:
         """Waits until the other process has taken the connection.

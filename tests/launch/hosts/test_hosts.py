@@ -129,7 +129,7 @@ class Far:
 
 def test_a_host_is_lost_where_its_output_cannot_be_written(tmp_path, monkeypatch) -> None:
     far = Far()
-    rank = far.remote.start(1, "", "", tmp_path)
+    rank = far.remote.start(1, {}, tmp_path / "rank1.log", has_console=False)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -40,10 +40,10 @@ class ForkedCrew:
         self._function = function
         self._variables = inherited_variables() | dict(shared)
 
-    def start(self, number: int, log_dir: Path) -> ForkedRank:
-        """Forks one."""
+    def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> ForkedRank:
+        """Forks one, with more variables of its own."""
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number)}
-        return ForkedRank(number, self._function, self._variables | own, log_dir)
+        return ForkedRank(number, self._function, self._variables | own | dict(more or {}), log_dir)
 
     def take_members(self, members: object) -> None:
         """Nothing: forks connect by themselves."""

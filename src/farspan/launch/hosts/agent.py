@@ -1,18 +1,21 @@
 """What the launcher has on another host: it starts the ranks there, and passes on what they write and how they end.
 
 Its `main` is started by ssh, with the connection as its standard input and output.
-When the connection is lost it ends its ranks, and itself.
+When the connection is lost it ends its ranks, and itself. Each role of a run has an agent of its own in this process,
+and a channel of the connection.
 
     from the launcher   {"do": "check", "argv": [...], "folder": ...}    {"do": "begin", "first": 2, "num_here": 4}
-                        {"do": "start", "number": 2, "store": ..., "keepers": ...}
+                        {"do": "start", "number": 2, "variables": {...}}
                         {"do": "signal", "number": 2, "signal": 15}
                         {"do": "note_end", "number": 0}                  {"do": "finish", "kills": false}
                         {"do": "member", "number": 2, "message": ...}, about who belongs to the run
+                        {"do": "names", "process": 1, "message": ...}, about where services are
                         {"do": "examine", "what": "clock"}, by `farspan doctor`
     to the launcher     {"is": "checked", "has": ...}  {"is": "begun", "port": ..., "keeper": ...}  {"is": "finished"}
                         {"is": "output", "number": 2, "data": ...}       {"is": "ended", "number": 2, "code": 0, ...}
                         {"is": "notes", "notes": [...]}                  {"is": "error", "error": [what, why, hint]}
                         {"is": "member", "number": 2, "said": ...}       {"is": "examined", "found": {...}}
+                        {"is": "names", "process": 1, "said": ...}
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import FarspanError, LaunchError
@@ -36,11 +39,12 @@ from farspan.launch.attempts.variables import make_run_folder
 from farspan.launch.files import ELSEWHERE
 from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import code_of, versions
-from farspan.launch.hosts.connection import Connection, LostError, Message
+from farspan.launch.hosts.connection import Channel, Connection, Link, LostError, Message
 from farspan.launch.membership import Door
-from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory, keeper_variables
+from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory
 from farspan.launch.rank.notes import PROGRESS_VARIABLE, all_notes, note_end, saved_step
 from farspan.launch.rank_process import Process
+from farspan.launch.roles.relay import SERVICES_VARIABLE, Relay
 from farspan.launch.sweep import Sweeper
 from farspan.settings import PREFIX
 
@@ -57,12 +61,19 @@ class Agent:
     """The ranks of this host.
 
     Args:
-        connection: With the launcher.
+        connection: With the launcher, or the channel of one role.
         own_argv: The script that this host runs; None if the launcher says it, which has been let in by ssh.
+        relay: By which the processes of this host reach the directory of services; of a role.
     """
 
-    def __init__(self, connection: Connection, own_argv: Sequence[str] | None = None) -> None:
-        self._connection = connection
+    def __init__(
+        self, connection: Connection | Channel, own_argv: Sequence[str] | None = None, relay: Relay | None = None
+    ) -> None:
+        self._connection: Link = connection
+        if isinstance(connection, Connection):
+            connection.on_channel = self._open_role
+        self._relay = relay
+        self._roles: list[threading.Thread] = []
         self._argv = own_argv
         self._is_own = own_argv is not None
         self.code: int | None = None
@@ -82,6 +93,7 @@ class Agent:
         """Does what the launcher says until it is over, or the connection is lost; returns what is to be said of it."""
         actions = {"check": self._check, "begin": self._begin, "start": self._start, "signal": self._signal}
         actions |= {"note_end": self._note_end, "finish": self._finish, "member": self._tell}
+        actions |= {"names": self._tell_process}
         actions |= {} if self._is_own else {"examine": self._examine}
         try:
             while True:
@@ -102,6 +114,27 @@ class Agent:
             self._end_all(signal.SIGKILL)
             if self._memory is not None:
                 self._memory.close()
+            for role in self._roles:
+                role.join()
+            if self._roles and self._relay is not None:
+                self._relay.close()
+
+    def _open_role(self, channel: Channel) -> None:
+        """Lets a role of the run have its ranks here, in a thread of its own."""
+        if self._relay is None:
+            self._relay = Relay(self._pass_name_on)
+        role = Agent(channel, self._argv, self._relay)
+        thread = threading.Thread(target=role.run, name=f"farspan-{channel.name}", daemon=True)
+        self._roles.append(thread)
+        thread.start()
+
+    def _pass_name_on(self, process: int, message: Message) -> None:
+        with contextlib.suppress(LostError):  # the main thread hears of it too
+            self._connection.send({"is": "names", "process": process, "said": message})
+
+    def _tell_process(self, message: Message) -> None:
+        if self._relay is not None:
+            self._relay.send(int(message["process"]), dict(message["message"]))
 
     def _refuse(self, message: Message, error: FarspanError | OSError) -> None:
         parts = [error.what, error.why, error.hint] if isinstance(error, FarspanError) else [str(error), "", ""]
@@ -134,7 +167,7 @@ class Agent:
 
     def _begin(self, message: Message) -> None:
         self._end_all(signal.SIGKILL)
-        given = {name: str(text) for name, text in message["variables"].items() if name.startswith(_FROM_LAUNCHER)}
+        given = _given(message["variables"])
         self._first = int(message["first"])
         self._variables = shared_variables(int(message["num_here"]), Path(tempfile.gettempdir())) | given
         self._run_folder = make_run_folder(self._variables, 2, message["files"]) or ""
@@ -149,14 +182,17 @@ class Agent:
         self._sweeper = Sweeper(self._run_folder)
         if "FARSPAN_KEEP_GOING" in given:
             self._door = Door(self._run_folder, self._pass_word_on)
+        if self._relay is not None:
+            self._variables[SERVICES_VARIABLE] = self._relay.folder
         keeper_port = 0 if self._memory is None else self._memory.port
         self._connection.send({"is": "begun", "port": free_port(), "keeper": keeper_port})
 
     def _start(self, message: Message) -> None:
         number = int(message["number"])
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number - self._first)}
-        own[f"{PREFIX}STORE"] = str(message["store"])
-        own |= keeper_variables(str(message["keepers"]))
+        own |= _given(message["variables"])
+        if number in self._processes:  # one that stands for itself, and is started again
+            self._processes[number].close()
         process = Process(
             number,
             find_command(self._argv or []),
@@ -242,6 +278,11 @@ class Agent:
         if self._sweeper is not None:
             self._sweeper.close()
         self._sweeper, self._run_folder = None, ""
+
+
+def _given(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of the variables that the launcher may set."""
+    return {name: str(text) for name, text in variables.items() if name.startswith(_FROM_LAUNCHER)}
 
 
 def main() -> int:

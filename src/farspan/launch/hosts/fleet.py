@@ -10,8 +10,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, find_command
 from farspan.launch.attempts.here import inherited_variables
 from farspan.launch.attempts.variables import own_threads
-from farspan.launch.hosts.address import free_port, own_address_towards
+from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.host import Host, is_this_machine
@@ -32,9 +33,24 @@ from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory, keeper_variable
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
-__all__ = ["Crew", "Fleet"]
+__all__ = ["Crew", "Fleet", "Share", "address_of", "describe_hosts"]
 
 _RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one role of a run has of its hosts.
+
+    Attributes:
+        role: Its name.
+        hosts: Those that it has processes on, each with the number of these.
+        console: The rank that has the console; None for none.
+    """
+
+    role: str
+    hosts: Sequence[Host]
+    console: int | None
 
 
 class Fleet:
@@ -65,12 +81,17 @@ class Fleet:
 
     def describe(self) -> str:
         """Returns which ranks are on which host, for the console."""
-        first, parts = 0, list[str]()
-        for host in self._present:
-            last = first + host.num_processes - 1
-            parts.append(f"{host.name} has rank {first}" + (f" to {last}" if last > first else ""))
-            first = last + 1
-        return ", ".join(parts)
+        return describe_hosts(self._present)
+
+    @property
+    def present(self) -> Sequence[Host]:
+        """Returns the hosts that are there, in the order of their ranks."""
+        return self._present
+
+    @property
+    def remote(self) -> Mapping[str, RemoteHost]:
+        """Returns those of them that are not this machine, by name."""
+        return self._remote
 
     def gather(self) -> None:
         """Connects with the hosts that are not connected; once the run has begun, waits until enough of them are back.
@@ -115,20 +136,28 @@ class Fleet:
         self._present = [host for host in self.hosts if is_this_machine(host.name) or host.name in self._remote]
         return failures
 
-    def open(self, events: Events, variables: dict[str, str], files: str | None) -> Crew:
+    def open(self, events: Events, variables: dict[str, str], files: str | None, share: Share | None = None) -> Crew:
         """Returns the places of the ranks of one start.
 
         Args:
             events: By which other hosts' notes come.
             variables: That all ranks get.
             files: As in `run`.
+            share: Of the role whose ranks they are; None in a run without roles.
 
         Raises:
             LaunchError: A host is lost, or cannot begin.
         """
+        if share is not None:
+            away = [host.name for host in share.hosts if not is_this_machine(host.name)]
+            lost = next((name for name in away if name not in self._remote), None)
+            if lost is not None:
+                raise LaunchError(f"the host {lost} is lost.", hint="start it again")
+            remote = {name: self._remote[name].part(share.role) for name in away}
+            return Crew(share.hosts, remote, self.script_argv, events, variables, files, console=share.console)
         if variables.get(MEMORY_VARIABLE):
             self._memory = self._memory or ServedMemory()
-        return Crew(self._present, self._remote, self.script_argv, events, variables, files, self._memory)
+        return Crew(self._present, self._remote, self.script_argv, events, variables, files, memory=self._memory)
 
     def close(self, code: int) -> None:
         """Ends all agents.
@@ -148,16 +177,19 @@ class Crew:
     def __init__(
         self,
         hosts: Sequence[Host],
-        remote: dict[str, RemoteHost],
+        remote: Mapping[str, RemoteHost],
         script_argv: Sequence[str],
         events: Events,
         variables: dict[str, str],
         files: str | None,
-        memory: ServedMemory | None,
+        *,
+        memory: ServedMemory | None = None,
+        console: int | None = 0,
     ) -> None:
         self.num_processes = sum(host.num_processes for host in hosts)
         self._remote = [remote[host.name] for host in hosts if host.name in remote]
-        self._places: list[Here | tuple[RemoteHost, str, str]] = []
+        self._console = console
+        self._places: list[Here | tuple[RemoteHost, Mapping[str, str]]] = []
         own_settings = {name: text for name, text in inherited_variables().items() if name.startswith(PREFIX)}
         shared = {f"{PREFIX}SECRET": secrets.token_hex(32), **own_settings, **variables}
         shared[f"{PREFIX}WORLD_SIZE"] = str(self.num_processes)
@@ -174,7 +206,7 @@ class Crew:
                     free = free_port()
                     ports.append(0 if memory is None else memory.port)
                 else:
-                    count = host.num_processes
+                    count = host.num_processes + host.num_beside
                     free = away.begin(events, own[host.name], first=first, num_ranks=count, files=files)
                     ports.append(away.keeper_port)
                 port = port or free
@@ -182,28 +214,31 @@ class Crew:
             first = 0
             for number, host in enumerate(hosts):
                 away = remote.get(host.name)
-                store = f"tcp://{_address(hosts[0], host, remote)}:{port}"
-                found = [f"{_address(each, host, remote)}:{at}" for each, at in zip(hosts, ports, strict=True)]
+                addresses = [address_of(each.name, host.name, remote) for each in hosts]
+                found = [f"{address}:{at}" for address, at in zip(addresses, ports, strict=True)]
                 keepers = " ".join([str(number), *found]) if all(ports) else ""
+                here = {f"{PREFIX}STORE": f"tcp://{addresses[0]}:{port}"}
+                here |= keeper_variables(keepers)
                 if away is not None:
-                    self._places += [(away, store, keepers)] * host.num_processes
+                    self._places += [(away, here)] * host.num_processes
                 else:
-                    variables = own[host.name] | {f"{PREFIX}STORE": store, **own_threads(host.num_processes)}
+                    variables = own[host.name] | here | own_threads(host.num_processes + host.num_beside)
                     variables |= {"CUDA_VISIBLE_DEVICES": host.devices} if host.devices else {}
-                    variables |= keeper_variables(keepers)
-                    here = Here(find_command(script_argv), host.num_processes, variables, first=first)
-                    self._places += [here] * host.num_processes
+                    command, count = find_command(script_argv), host.num_processes
+                    place = Here(command, count, variables, first=first, console=console)
+                    self._places += [place] * count
                 first += host.num_processes
         except LostError as error:
             raise LaunchError("a host is lost.", why=f"{error}.", hint="farspan run --hosts without it") from None
 
-    def start(self, number: int, log_dir: Path) -> Started:
-        """Starts a rank on its host."""
+    def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Started:
+        """Starts a rank on its host, with more variables of its own."""
         place = self._places[number]
         if isinstance(place, Here):
-            return place.start(number, log_dir)
-        away, store, keepers = place
-        return away.start(number, store, keepers, log_dir)
+            return place.start(number, log_dir, more)
+        away, variables = place
+        has_console = number == self._console
+        return away.start(number, {**variables, **(more or {})}, log_dir / f"rank{number}.log", has_console=has_console)
 
     def note_end(self, number: int) -> None:
         """Lets all other hosts' ranks know that one has ended."""
@@ -221,11 +256,25 @@ class Crew:
             each.finish(kills=kills)
 
 
-def _address(host: Host, viewer: Host, remote: dict[str, RemoteHost]) -> str:
-    """Returns the address at which one host of the run reaches another one, or itself."""
-    if host.name in remote:
-        return remote[host.name].address
-    towards = viewer.name if viewer.name in remote else next(iter(remote), "")
-    if towards and remote[towards].own_address:
-        return remote[towards].own_address.removeprefix("::ffff:")
-    return own_address_towards(towards) if towards else "127.0.0.1"
+def address_of(host: str, viewer: str, remote: Mapping[str, RemoteHost]) -> str:
+    """Returns the address at which one host of the run reaches another one, or itself.
+
+    Args:
+        host: The name of the one that is reached.
+        viewer: Of the one that reaches it.
+        remote: All hosts but this machine, by name.
+    """
+    if host in remote:
+        return remote[host].address
+    towards = viewer if viewer in remote else next(iter(remote), "")
+    return remote[towards].own_address if towards else "127.0.0.1"
+
+
+def describe_hosts(hosts: Sequence[Host]) -> str:
+    """Returns which ranks are on which host, for the console."""
+    first, parts = 0, list[str]()
+    for host in hosts:
+        last = first + host.num_processes - 1
+        parts.append(f"{host.name} has rank {first}" + (f" to {last}" if last > first else ""))
+        first = last + 1
+    return ", ".join(parts)

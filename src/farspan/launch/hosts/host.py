@@ -38,6 +38,7 @@ class Host:
         devices: Numbers of the GPUs that these may use, as in CUDA_VISIBLE_DEVICES; "" for all.
         python: The interpreter there; "" for the path of the launcher's own.
         folder: Where the script is started there; "" for the launcher's own folder.
+        num_beside: How many processes of other roles share its cores.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Host:
     devices: str = ""
     python: str = ""
     folder: str = ""
+    num_beside: int = 0
 
 
 def read_hosts(text: str) -> list[Host]:

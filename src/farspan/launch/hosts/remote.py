@@ -9,18 +9,19 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from farspan.errors import LaunchError
-from farspan.launch.hosts.address import resolved
-from farspan.launch.hosts.connection import Connection, LostError, Message
+from farspan.launch.hosts.address import own_address_towards, resolved
+from farspan.launch.hosts.connection import Channel, Connection, Link, LostError, Message
 from farspan.launch.hosts.host import Host
 from farspan.launch.job import Events, Noted
 from farspan.launch.membership import MemberService
 from farspan.launch.rank.notes import PROGRESS_VARIABLE, add_notes, note_saving
 from farspan.launch.rank_process import open_log, read_end
+from farspan.launch.roles.directory import Away
 from farspan.launch.terminal import write_all, write_stderr
 
 __all__ = ["RemoteHost", "RemoteRank"]
@@ -31,18 +32,19 @@ _CODE_OF_LOST = 255
 
 
 class RemoteRank:
-    """A rank on another host; what it writes goes to a log here, and, of rank 0, to the console."""
+    """A rank on another host; what it writes goes to a log here, and, where it has the console, there too."""
 
-    def __init__(self, number: int, connection: Connection, log_dir: Path) -> None:
+    def __init__(self, number: int, connection: Link, log: Path, *, has_console: bool) -> None:
         self.number = number
         self.returncode = 0
         self.was_stopped = False
         self.has_ended = False
         self.lost = ""
-        self.has_console = number == 0
-        self.log = log_dir / f"rank{number}.log"
+        self.has_console = has_console
+        self.log = log
         self._file = open_log(self.log)
         self._connection = connection
+        self._lock = threading.Lock()
         self._end = threading.Event()
         self._code = 0
 
@@ -74,7 +76,9 @@ class RemoteRank:
 
     def write(self, data: bytes, stream: int) -> None:
         """Takes what it has written."""
-        write_all(self._file, data)
+        with self._lock:
+            if self._file >= 0:  # else it has ended, and who it has started still writes
+                write_all(self._file, data)
         if self.has_console and stream == 2:
             write_stderr(data)
         elif self.has_console:
@@ -87,9 +91,10 @@ class RemoteRank:
 
     def close(self) -> None:
         self._end.wait(_ENDING_S)
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
 
 
 class RemoteHost:
@@ -97,8 +102,8 @@ class RemoteHost:
 
     Args:
         host: Which.
-        connection: With it.
-        own_address: Of this machine, as that host sees it; "" if that is not known.
+        connection: With it, or the channel of one role.
+        own_address: Of this machine, as that host sees it; "" for what the routes say.
         address: From which that host has come; "" where it is reached by its name.
         knows_secret: Whether it knows FARSPAN_SECRET by itself: then it is not sent.
     """
@@ -106,7 +111,7 @@ class RemoteHost:
     def __init__(
         self,
         host: Host,
-        connection: Connection,
+        connection: Connection | Channel,
         *,
         own_address: str = "",
         address: str = "",
@@ -116,11 +121,15 @@ class RemoteHost:
         self._address = address
         self.keeper_port = 0
         """Where the memory of that host is served, in this start; 0 if it has none."""
-        self.own_address = own_address
+        self._own_address = own_address
         self._knows_secret = knows_secret
         self.is_lost = False
         self.members: MemberService | None = None
+        self.names: Away | None = None
+        """The processes there, for the directory of services."""
         self._connection = connection
+        self._parts: dict[str, RemoteHost] = {}
+        self._parts_lock = threading.Lock()
         self._ranks: dict[int, RemoteRank] = {}
         self._answers: queue.SimpleQueue[Message | LostError] = queue.SimpleQueue()
         self._events: Events | None = None
@@ -130,7 +139,25 @@ class RemoteHost:
     @property
     def address(self) -> str:
         """Returns the address by which other hosts reach that one."""
-        return self._address or resolved(self.host.name)
+        self._address = self._address or resolved(self.host.name)
+        return self._address
+
+    @property
+    def own_address(self) -> str:
+        """Returns the address of this machine by which that host reaches it."""
+        self._own_address = self._own_address or own_address_towards(self.host.name)
+        return self._own_address.removeprefix("::ffff:")
+
+    def part(self, role: str) -> RemoteHost:
+        """Returns the same host for one role of the run, whose ranks have starts and ends of their own."""
+        assert isinstance(self._connection, Connection)
+        with self._parts_lock:
+            if role not in self._parts:
+                channel, addresses = self._connection.channel(role), (self._own_address, self._address)
+                self._parts[role] = RemoteHost(
+                    self.host, channel, own_address=addresses[0], address=addresses[1], knows_secret=self._knows_secret
+                )
+            return self._parts[role]
 
     def ask(self, message: Message, answer: str) -> Message:
         """Says something to which there is an answer, and returns it.
@@ -166,12 +193,12 @@ class RemoteHost:
         self.keeper_port = int(answer["keeper"])
         return int(answer["port"])
 
-    def start(self, number: int, store: str, keepers: str, log_dir: Path) -> RemoteRank:
-        """Starts a rank there."""
-        rank = RemoteRank(number, self._connection, log_dir)
+    def start(self, number: int, variables: Mapping[str, str], log: Path, *, has_console: bool) -> RemoteRank:
+        """Starts a rank there, with variables of its own."""
+        rank = RemoteRank(number, self._connection, log, has_console=has_console)
         self._ranks[number] = rank
         try:
-            self._connection.send({"do": "start", "number": number, "store": store, "keepers": keepers})
+            self._connection.send({"do": "start", "number": number, "variables": dict(variables)})
         except LostError as error:
             rank.end(_CODE_OF_LOST, f"its host {self.host.name} is lost: {error}")
         return rank
@@ -191,6 +218,11 @@ class RemoteHost:
             except LostError:
                 self.is_lost = True
         self._ranks = {}
+
+    def tell_process(self, number: int, message: Message) -> None:
+        """Sends an answer of the directory of services to a process there."""
+        with contextlib.suppress(LostError):  # its end has come, or will
+            self._connection.send({"do": "names", "process": number, "message": message})
 
     def say_over(self, code: int, text: str) -> None:
         """Lets it know that the run is over, or that it does not take part."""
@@ -212,6 +244,8 @@ class RemoteHost:
                 except OSError as error:  # else nobody would hear of the ends of its ranks any more
                     raise LostError(f"what a rank there wrote cannot be written here ({error.strerror})") from None
         except LostError as error:
+            if self.names is not None:  # before others hear that it is lost, and take its address away
+                self.names.close()
             self.is_lost = True
             for rank in list(self._ranks.values()):
                 rank.end(_CODE_OF_LOST, f"its host {self.host.name} is lost: {error}")
@@ -231,6 +265,8 @@ class RemoteHost:
         elif kind == "member" and self.members is not None:
             number = int(message["number"])
             self.members.hear_away(number, dict(message["said"]), functools.partial(self._tell, number))
+        elif kind == "names" and self.names is not None:
+            self.names.hear(int(message["process"]), dict(message["said"]))
         elif kind == "notes":
             self._add_notes(message["notes"])
         elif kind in ("checked", "begun", "finished", "examined", "error"):

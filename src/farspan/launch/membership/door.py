@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farspan.launch.membership.lines import Lines, listen_in
+from farspan.launch.membership.entrance import Entrance
+from farspan.launch.membership.lines import Lines
 
 __all__ = ["Door"]
 
@@ -25,8 +24,7 @@ class Door:
         self._hear = hear
         self._lock = threading.Lock()
         self._lines: dict[int, Lines] = {}
-        self._listener = listen_in(folder)
-        threading.Thread(target=self._accept, name="farspan-members", daemon=True).start()
+        self._entrance = Entrance(folder, self._serve, "farspan-members")
 
     def send(self, rank: int, message: dict[str, Any], files: Sequence[int] = ()) -> bool:
         """Sends a message to a rank, with numbers of open files; returns whether it has connected here."""
@@ -38,20 +36,7 @@ class Door:
 
     def close(self) -> None:
         """Ends all connections."""
-        with contextlib.suppress(OSError):  # not every system wakes who accepts by that; its thread is a daemon
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for lines in self._lines.values():
-                lines.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(Lines(sock),), daemon=True).start()
+        self._entrance.close()
 
     def _serve(self, lines: Lines) -> None:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["Lines", "connect_to", "listen_in", "socket_to"]
+__all__ = ["Lines", "Message", "connect_to", "listen_in", "socket_to"]
 
 Message = dict[str, Any]
 

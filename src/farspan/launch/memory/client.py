@@ -8,7 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from farspan.launch.memory.wire import CHUNK_BYTES, Message, prove, receive, receive_into, send
+from farspan.launch.memory.wire import CHUNK_BYTES, KEEPER, RANK, Message, receive, send
+from farspan.launch.tcp.exact import receive_into
+from farspan.launch.tcp.secret import prove
 
 __all__ = ["KeeperClient", "RefusedError"]
 
@@ -33,7 +35,7 @@ class KeeperClient:
         self._link = socket.create_connection(address, timeout=deadline_s)
         try:
             self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            prove(self._link, secret.encode(), is_keeper=False)
+            prove(self._link, secret.encode(), RANK, KEEPER)
         except BaseException:
             self._link.close()
             raise

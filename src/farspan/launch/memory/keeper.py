@@ -18,7 +18,10 @@ import shutil
 import socket
 import threading
 
-from farspan.launch.memory.wire import CHUNK_BYTES, Message, prove, receive, receive_into, send
+from farspan.launch.memory.wire import CHUNK_BYTES, KEEPER, RANK, Message, receive, send
+from farspan.launch.tcp.exact import receive_into
+from farspan.launch.tcp.listening import listen_everywhere
+from farspan.launch.tcp.secret import prove
 
 __all__ = ["Keeper", "is_path"]
 
@@ -41,10 +44,7 @@ class Keeper:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.secret = ""
-        if socket.has_dualstack_ipv6():
-            self._listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            self._listener = socket.create_server(("", 0))
+        self._listener = listen_everywhere()
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="farspan-keeper", daemon=True).start()
 
@@ -69,7 +69,7 @@ class Keeper:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self.secret:
                 return
-            prove(link, self.secret.encode(), is_keeper=True)
+            prove(link, self.secret.encode(), KEEPER, RANK)
             link.settimeout(_SILENCE_S)
             while True:
                 self._answer(link, receive(link))

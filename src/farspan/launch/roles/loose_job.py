@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farspan.launch.attempts.here import Here
 from farspan.launch.job import Ended, Job, Started
 from farspan.launch.logs import find_exception, find_place
 from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
@@ -56,7 +55,7 @@ class LooseJob(Job):
         self._places[number] = place
         self.ended.remove(rank)
         self.ranks.remove(rank)
-        if done < self._max_restarts and not is_repeated:
+        if done < self._max_restarts and not is_repeated and not rank.lost:
             self._num_restarts[number] = done + 1
             try:
                 self._start_again(number, {"FARSPAN_RESTART": str(done + 1)})
@@ -70,6 +69,7 @@ class LooseJob(Job):
         self._says(f"farspan run: {self._role} {number} {how}; the run goes on without it; its log is {rank.log}")
         if self.run_folder is not None:
             note_end(self.run_folder, number)
+            self.crew.note_end(number)
         return True
 
     def pass_on(self, number: signal.Signals) -> None:
@@ -86,7 +86,6 @@ class LooseJob(Job):
         return self.run_folder is not None and (has_joined(self.run_folder) or bool(waiting_ranks(self.run_folder)))
 
     def _start_again(self, number: int, variables: Mapping[str, str]) -> None:
-        assert isinstance(self.crew, Here)
         logs = self.log_dir / f"restart-{self._num_restarts[number]}"
         logs.mkdir(exist_ok=True)
         started = self.crew.start(number, logs, variables)
@@ -95,6 +94,8 @@ class LooseJob(Job):
 
 
 def _describe(rank: Started) -> str:
+    if rank.lost:
+        return f"is lost ({rank.lost})"
     if rank.returncode < 0:
         return f"was killed by {signal_name(-rank.returncode)}"
     said = find_exception(rank.read_tail())

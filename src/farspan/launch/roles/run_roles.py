@@ -14,14 +14,15 @@ import contextlib
 import functools
 import os
 import queue
+import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
+from farspan import settings
 from farspan.errors import LaunchError
 from farspan.launch.attempts import (
-    Here,
     Restarts,
     attempt_repeatedly,
     find_command,
@@ -29,10 +30,12 @@ from farspan.launch.attempts import (
     own_threads,
     shared_variables,
 )
+from farspan.launch.attempts.waiting import NotStartedError, say_not_started
+from farspan.launch.hosts import Fleet
 from farspan.launch.job import Crew, Events, Job, Over, signals_to
 from farspan.launch.rank.entropy import entropy_variables
-from farspan.launch.roles.directory import Directory
 from farspan.launch.roles.loose_job import LooseJob
+from farspan.launch.roles.places import OneMachine, SeveralHosts
 from farspan.launch.roles.role import Role
 from farspan.launch.sweep import Sweeper
 from farspan.launch.terminal import say
@@ -49,9 +52,10 @@ def run_roles(
     files: str | None = None,
     max_restarts: int = 0,
     keeps_going: bool = False,
+    fleet: Fleet | None = None,
     grace_s: float = 5.0,
 ) -> int:
-    """Runs the processes of all roles on this machine, until those of the last role have ended; ends the others then.
+    """Runs the processes of all roles, until those of the last role have ended; ends the others then.
 
     The last role runs as `farspan run -n` does. Of the others a process that fails or is killed is started again, or
     left out, and the rest goes on; but where a role has called `farspan.distribute`, its ranks fail together. Every
@@ -65,42 +69,62 @@ def run_roles(
         files: As in `run`, for the last role; processes of the others write where the script says.
         max_restarts: How often the last role, and any process of another one, may be started again.
         keeps_going: As in `run`, for the last role.
+        fleet: The hosts over whose slots the roles are laid (`lay`); None for this machine alone.
         grace_s: Seconds between the first failure in a role and SIGTERM.
 
     Returns:
         The exit code of the last role, as in `run`.
 
     Raises:
-        LaunchError: Nothing was started: no such script, bad folder, a role twice.
+        LaunchError: Nothing was started: no such script, bad folder, a role twice, too few slots.
     """
     _check(roles)
     command = find_command(script_argv)
     folder = make_log_dir(log_dir)
     services = tempfile.mkdtemp(prefix="farspan-run-")
-    everybody = {**own_threads(sum(role.num_processes for role in roles)), "FARSPAN_SERVICES": services}
-    *others, main = [
-        _Running(command, role, folder / role.name, everybody, max_restarts=max_restarts, grace_s=grace_s)
-        for role in roles
-    ]
-    say(f"farspan run: {_describe(roles)}; logs in {folder}")
+    code = 1
     with contextlib.ExitStack() as stack:
         stack.callback(Sweeper(services).close)
-        stack.callback(Directory(services).close)
+        if fleet is not None:
+            stack.callback(lambda: fleet.close(code))
+        places = OneMachine(command, services) if fleet is None else SeveralHosts(fleet, roles, services)
+        stack.callback(places.directory.close)
+        everybody = {"FARSPAN_SERVICES": services} | _shared(roles, fleet)
+        *others, main = [
+            _Running(places, role, folder / role.name, everybody, max_restarts=max_restarts, grace_s=grace_s)
+            for role in roles
+        ]
         stack.enter_context(signals_to(main.events, *[other.events for other in others]))
-        threads = [threading.Thread(target=other.run_beside, args=(main,), daemon=True) for other in others]
         try:
-            for thread in threads:
-                thread.start()
-            code = main.run_as_program(environment or {}, files, keeps_going=keeps_going)
-        finally:
-            for other in others:
-                other.events.put(Over())
-            for thread in threads:
-                thread.join()
-        for other in others:
-            if other.error is not None:
-                raise other.error
+            places.gather(main.events)
+            say(f"farspan run: {_describe(roles)}; logs in {folder}{places.describe()}")
+            with _beside(main, others):
+                code = main.run_as_program(environment or {}, files, keeps_going=keeps_going)
+        except NotStartedError as error:
+            code = say_not_started(error)
     return code
+
+
+@contextlib.contextmanager
+def _beside(main: _Running, others: Sequence[_Running]) -> Generator[None]:
+    """Runs the other roles beside the body, and ends them after it.
+
+    Raises:
+        LaunchError: A role could not be started.
+    """
+    threads = [threading.Thread(target=other.run_beside, args=(main,), daemon=True) for other in others]
+    try:
+        for thread in threads:
+            thread.start()
+        yield
+    finally:
+        for other in others:
+            other.events.put(Over())
+        for thread in threads:
+            thread.join()
+    for other in others:
+        if other.error is not None:
+            raise other.error
 
 
 class _Running:
@@ -108,7 +132,7 @@ class _Running:
 
     def __init__(
         self,
-        command: Sequence[str],
+        places: OneMachine | SeveralHosts,
         role: Role,
         folder: Path,
         variables: Mapping[str, str],
@@ -120,7 +144,8 @@ class _Running:
         self.events: Events = queue.SimpleQueue()
         self.error: LaunchError | None = None
         """Why no process of the role could be started."""
-        self._command = command
+        self._places = places
+        self._num_starts = 0
         self._folder = folder
         self._variables = {**variables, "FARSPAN_ROLE": role.name}
         self._max_restarts = max_restarts
@@ -143,7 +168,12 @@ class _Running:
             code = self._run(variables, "all", loose)
             if code:
                 say(f"farspan run: the run goes on without {self.role.name}")
+        except NotStartedError:  # while it waited for hosts
+            return
         except LaunchError as error:
+            if self._num_starts > 1:
+                say(f"farspan run: the run goes on without {self.role.name}, which cannot be started again: {error}")
+                return
             self.error = error
             main.events.put(Over())
 
@@ -159,13 +189,19 @@ class _Running:
         restarts = Restarts(self._max_restarts)
 
         def open_crew(shared: dict[str, str]) -> Crew:
-            return Here(self._command, self.role.num_processes, shared, console=console)
+            return self._places.open(self.role, self.events, shared, files, console=console)
+
+        def count() -> int:
+            self._num_starts += 1
+            if self._num_starts > 1:  # before the first one all hosts were there
+                self._places.gather(self.events)
+            return self.role.num_processes
 
         try:
             return attempt_repeatedly(
                 self.events,
                 open_crew,
-                lambda: self.role.num_processes,
+                count,
                 folder=self._folder,
                 variables=variables,
                 restarts=restarts,
@@ -190,6 +226,15 @@ def _check(roles: Sequence[Role]) -> None:
         raise LaunchError(
             f"the role {again} is there twice.", why="a name is that of one role.", hint=f"--role {again}=4, once"
         )
+
+
+def _shared(roles: Sequence[Role], fleet: Fleet | None) -> dict[str, str]:
+    """Returns the variables that the processes of all roles have in common."""
+    if fleet is None:
+        return own_threads(sum(role.num_processes for role in roles))
+    # One secret for all roles, by which their processes let each other in.
+    secret = settings.text("SECRET") or secrets.token_hex(32)
+    return {f"{settings.PREFIX}SECRET": secret, f"{settings.PREFIX}HOSTS": str(fleet.fewest)}
 
 
 def _describe(roles: Sequence[Role]) -> str:

@@ -16,6 +16,7 @@ from farspan.launch.hosts.fleet import Fleet
 from farspan.launch.hosts.host import Host
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
+from farspan.launch.tcp.listening import listen_everywhere
 from farspan.launch.terminal import say
 
 __all__ = ["JoinedFleet"]
@@ -137,9 +138,7 @@ class JoinedFleet(Fleet):
 
 def _listen(port: int) -> socket.socket:
     try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
+        return listen_everywhere(port)
     except OSError as error:
         raise LaunchError(
             f"this host cannot listen at port {port}.", why=f"{error.strerror}.", hint="--join HOST:29401, on all hosts"

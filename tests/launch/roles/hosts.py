@@ -1,0 +1,39 @@
+"""A run of several roles over two launchers, which one machine takes for two hosts."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.launch.roles.roles import RunOfRoles
+from tests.support.launcher import TIMEOUT_S
+
+from farspan.launch.hosts.address import free_port
+
+__all__ = ["RunOnHosts"]
+
+
+class RunOnHosts(RunOfRoles):
+    """The first host has one slot, the second one two, unless a test says otherwise."""
+
+    slots = (1, 2)
+    second: subprocess.Popen[str] | None = None
+
+    def start(self, script: str, *options: str) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        first = ("-n", str(self.slots[0]), "--nnodes", "2", "--node-rank", "0", "--join", address)
+        super().start(script, *first, *options)
+        with (self.folder / "err2").open("w") as err:
+            words = ("-n", str(self.slots[1]), "--node-rank", "1", "--join", address)
+            self.second = self._launch(self.folder / "script.py", words, err.fileno())
+
+    def end_second(self) -> tuple[int, str]:
+        """Returns the exit code of the second launcher, and what it has written."""
+        assert self.second is not None
+        self.second.communicate(timeout=TIMEOUT_S)
+        return self.second.returncode, (self.folder / "err2").read_text()
+
+    def close(self) -> None:
+        super().close()
+        if self.second is not None:
+            with self.second:
+                self.second.kill()
