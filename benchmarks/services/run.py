@@ -1,6 +1,7 @@
 """Services: calls a second between two processes of a run, and how soon the loss of one is noticed.
 
-    rates    one process has the object, others call it; torch.distributed.rpc does the same, in turns with farspan
+    rates    one process has the object, others call it, as on one host and as from another one (two launchers on
+             127.0.0.1); torch.distributed.rpc does the same, in turns with farspan
     kills    an actor kills itself while a call is under way; the caller has its error, the launcher says so, the actor
              is started again and called
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +30,7 @@ HERE = Path(__file__).parent
 LEAST_CALLS_PER_S = 10_000
 MOST_NOTICED_S = 3.0
 TIMEOUT_S = 300
+SIDES = ("farspan", "farspan by TCP", "torch rpc")
 
 
 def farspan(script: str, out: Path, *words: str, roles: tuple[str, ...], restarts: int = 0) -> list[tuple[float, str]]:
@@ -47,15 +50,36 @@ def farspan(script: str, out: Path, *words: str, roles: tuple[str, ...], restart
     return said
 
 
+def farspan_on_hosts(script: str, out: Path, *words: str) -> None:
+    """Runs it as on two hosts: four callers on the first one, the server on the second one."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        join = ["--join", f"127.0.0.1:{probe.getsockname()[1]}"]
+    roles = ["--role", "server=1", "--role", "caller=4"]
+    hosts = [["-n", "4", "--nnodes", "2", "--node-rank", "0", *join, *roles], ["-n", "1", *join]]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "farspan", "run", *options, str(HERE / script), str(out), *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "FARSPAN_SECRET": "of both"},
+            stderr=subprocess.DEVNULL,
+        )
+        for options in hosts
+    ]
+    codes = [process.wait(TIMEOUT_S) for process in processes]
+    if any(codes):
+        raise SystemExit("the run over two hosts has failed")
+
+
 def rates(turns: int, scale: float) -> list[dict[str, Any]]:
-    """Calls a second of each kind: the median of several turns, in each of which both sides run."""
+    """Calls a second of each kind: the median of several turns, in each of which all sides run."""
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(turns):
-        for side in ("farspan", "torch rpc"):
+        for side in SIDES:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "rates.json"
                 if side == "farspan":
                     farspan("calls.py", out, str(scale), roles=("server=1", "caller=4"))
+                elif side == "farspan by TCP":
+                    farspan_on_hosts("calls.py", out, str(scale))
                 else:
                     rpc(out, scale)
                 for name, rate in json.loads(out.read_text()).items():
@@ -106,11 +130,12 @@ def main() -> None:
     args = arguments(__doc__).parse_args()
     rate_rows = rates(1 if args.quick else 5, 0.2 if args.quick else 1.0)
     by_name = {(row["what"], row["side"]): row for row in rate_rows}
-    print(f"{'calls a second':<28s}{'farspan':>22s}{'torch.distributed.rpc':>26s}{'ratio':>8s}")
+    print(f"{'calls a second':<28s}" + "".join(f"{side:>26s}" for side in SIDES) + f"{'ratio to rpc':>14s}")
     for name in dict.fromkeys(row["what"] for row in rate_rows):
-        ours, theirs = by_name[name, "farspan"], by_name[name, "torch rpc"]
-        shown = [f"{row['calls_per_s']} ({row['least']} to {row['most']})" for row in (ours, theirs)]
-        print(f"{name:<28s}{shown[0]:>22s}{shown[1]:>26s}{ours['calls_per_s'] / theirs['calls_per_s']:>8.2f}")
+        rows = [by_name[name, side] for side in SIDES]
+        shown = [f"{row['calls_per_s']} ({row['least']} to {row['most']})" for row in rows]
+        ratio = rows[0]["calls_per_s"] / rows[-1]["calls_per_s"]
+        print(f"{name:<28s}" + "".join(f"{text:>26s}" for text in shown) + f"{ratio:>14.2f}")
     kill_rows = kills(3 if args.quick else 20)
     print(f"{'noticed after a kill':<28s}{'median':>10s}{'worst':>10s}")
     for key in ("caller_s", "launcher_s", "again_s"):
