@@ -4,8 +4,8 @@
     tensors, sums     requests that a transport has begun, tested until they are over
 
 MPI has no event to sleep on: no descriptor, no callback, and a blocking wait of Open MPI spins. So both look and pause
-in turns. A pause is short while something is on its way, and long where nothing is; figures are in
-docs/design/2026-11-25-mpi.md.
+in turns. A pause is short after something has happened, and the longer the longer nothing has; figures are in
+docs/design/2026-11-25-mpi.md and 2026-11-27-mpi-looks-less.md.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _SPIN_S = 40e-6
 """How long a wait looks again and again before it pauses: about what waking up costs."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30e-6, 300e-6
 """Pauses of a thread that waits for a transfer; each is half as long again as the one before."""
-_ACTIVE_PAUSE_S, _IDLE_PAUSE_S = 150e-6, 1e-3
-"""Pauses of the thread that nobody waits with: while something is on its way, or was a moment ago; and else."""
-_MOMENT_S = 5e-3
+_SHORTEST_S, _LONGEST_S = 150e-6, 1e-3
+"""Pauses of the thread that looks while nobody waits: after something has come, ended or begun; each is half as long
+again as the one before, for each look takes time from what the rank computes.
+"""
 _ENDING_S = 1.0
 """How long `close` waits for what is still on its way."""
 _leaked: list[Posted] = []
@@ -143,8 +144,6 @@ class Progress:
         self._early: dict[int, list[tuple[int, bytearray]]] = {}
         """Messages whose box is not open yet, by tag."""
         self._status = mpi.Status()
-        self._last = 0.0
-        """When something has come or ended."""
         self._num_waiting = 0
         self.is_aborted = False
         self._is_closing = False
@@ -213,8 +212,6 @@ class Progress:
         try:
             has_done = self._end_posted()
             has_done |= self._receive()
-            if has_done:
-                self._last = time.monotonic()
             return has_done
         finally:
             self._lock.release()
@@ -224,7 +221,7 @@ class Progress:
         end = time.monotonic() + _ENDING_S
         while self._posted and time.monotonic() < end:
             self.look()
-            time.sleep(_ACTIVE_PAUSE_S)
+            time.sleep(_SHORTEST_S)
         self._is_closing = True
         self._wake.set()
         self._thread.join()
@@ -264,9 +261,10 @@ class Progress:
             box(source, data)
 
     def _run(self) -> None:
+        pause_s = _SHORTEST_S
         while not self._is_closing:
             if self.look():
+                pause_s = _SHORTEST_S
                 continue
-            is_active = bool(self._posted or self._arriving) or time.monotonic() - self._last < _MOMENT_S
             self._wake.clear()
-            self._wake.wait(_ACTIVE_PAUSE_S if is_active else _IDLE_PAUSE_S)
+            pause_s = _SHORTEST_S if self._wake.wait(pause_s) else min(1.5 * pause_s, _LONGEST_S)
