@@ -53,7 +53,10 @@ def job(tmp_path):
     job.close()
 
 
-@pytest.mark.parametrize(("is_in_memory", "has_standby"), [(False, False), (True, False), (True, True)])
+WAYS = [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)]
+
+
+@pytest.mark.parametrize(("is_in_memory", "has_standby"), WAYS)
 def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numbers(job, is_in_memory, has_standby):
     trains = TRAINS.replace("SAVES_IN_MEMORY", str(is_in_memory))
     script = "import random, torch\ntorch.manual_seed(1)\n" + TIMES + trains

@@ -96,9 +96,9 @@ try:
     farspan.service('actor', timeout=100).act()
 except ServiceError as error:
     print(error.is_loss)
+while not os.path.exists(f'{here}/go'): time.sleep(0.01)  # the launcher may hear of it later
 with farspan.expose('actor', []):  # the name is free
     print('exposed')
-while not os.path.exists(f'{here}/go'): time.sleep(0.01)
 """
 
 
