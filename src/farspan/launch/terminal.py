@@ -61,7 +61,7 @@ class Console:
             copy.is_over.wait(_HURRIED_S if self._is_hurried else None)
 
     def hurry(self) -> None:
-        """Lets nobody wait for a reader that does not read: the rank was told to end, and the log has it all."""
+        """Lets nobody wait for a reader that does not read: the rank is to end, and the log has it all."""
         self._is_hurried = True
         if self._is_finishing:
             for copy in self._copies:

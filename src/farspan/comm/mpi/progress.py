@@ -144,7 +144,6 @@ class Progress:
         self._early: dict[int, list[tuple[int, bytearray]]] = {}
         """Messages whose box is not open yet, by tag."""
         self._status = mpi.Status()
-        self._num_waiting = 0
         self.is_aborted = False
         self._is_closing = False
         self._wake = threading.Event()

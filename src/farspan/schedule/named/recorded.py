@@ -19,7 +19,7 @@ one does then.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b, together_in
@@ -155,9 +155,13 @@ def _stored(tasks: Sequence[Task], num_ranks: int) -> tuple[list[float], list[fl
     after = hops_after(tasks)
     for (rank, _), own in _forwards(tasks).items():
         of_one[rank] = max(of_one[rank], sum(tasks[number].memory for number in own))
-        size = sum(tasks[number].memory * (after[number] + 1) for number in own)
-        of_1f1b[rank] = max(of_1f1b[rank], size)
+        of_1f1b[rank] = max(of_1f1b[rank], _in_1f1b(tasks, own, after))
     return of_one, of_1f1b
+
+
+def _in_1f1b(tasks: Sequence[Task], own: Sequence[int], after: Mapping[int, int]) -> float:
+    """Returns what a rank holds in 1F1B whose forwards of a micro-batch are `own`."""
+    return sum(tasks[number].memory * (after[number] + 1) for number in own)
 
 
 def _stored_when_interleaved(tasks: Sequence[Task], num_ranks: int) -> list[float]:
@@ -168,7 +172,7 @@ def _stored_when_interleaved(tasks: Sequence[Task], num_ranks: int) -> list[floa
     after, together = hops_after(tasks), together_in(tasks)
     for (rank, _), own in _forwards(tasks).items():
         if tasks[own[0]].team in together:
-            sizes[rank] = max(sizes[rank], sum(tasks[number].memory * (after[number] + 1) for number in own))
+            sizes[rank] = max(sizes[rank], _in_1f1b(tasks, own, after))
             continue
         num_forwards = (len(own) - 1) * num_ranks + 2 * min(after[number] for number in own) + 1
         sizes[rank] = max(sizes[rank], num_forwards * sum(tasks[number].memory for number in own) / len(own))
