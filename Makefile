@@ -20,6 +20,8 @@ INSTALLED := $(VENV)/installed
 
 # two ranks on two cores: one thread each, and the same order of summation everywhere
 export OMP_NUM_THREADS = 1
+# a test starts many processes: none but the first compiles farspan, also where the machine asks for no bytecode
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help test lint pytest test-slow test-trainers test-mpi test-versions programs-packages demo clean
 .DEFAULT_GOAL := help

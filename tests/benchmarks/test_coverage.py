@@ -15,9 +15,8 @@ KINDS = [
     "deepseek_vl",
     "torch.in_place",
     "torch.wandering",
-    "vit",
 ]
-"""A family or two of each kind of the tenth: text, images with text, images, programs of torch alone."""
+"""A family or two of each kind of the tenth: text, images with text, programs of torch alone."""
 
 
 def _run(*words: str) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.launcher import TIMEOUT_S
-from tests.support.ranks import SOURCES
+from tests.support.ranks import SOURCES, run_processes
 
-__all__ = ["Outcome", "run_script"]
+__all__ = ["Outcome", "run_plainly", "run_script"]
 
 _WAIT = """
 import os as _os, posix as _posix, atexit as _atexit
@@ -49,10 +49,9 @@ def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = No
         late: A rank that begins when the other one (of two) has ended.
         files: As `farspan run --files`.
     """
-    work, logs = folder / "work", folder / "logs"
-    subprocess.run(["rm", "-rf", work, logs], check=True)
-    (folder / "start").mkdir(exist_ok=True)
-    subprocess.run(["cp", "-a", folder / "start", work], check=True)
+    logs = folder / "logs"
+    subprocess.run(["rm", "-rf", logs], check=True)
+    work = _fresh_copy(folder)
     if late is not None:
         fifo = folder / f"fifo{late}"
         if not fifo.exists():
@@ -74,6 +73,24 @@ def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = No
     assert done.returncode == 0, done.stderr
     printed = [done.stdout, *[(logs / f"rank{rank}.log").read_text() for rank in range(1, num_ranks)]]
     return Outcome(printed=printed, files=_files_in(work), error=done.stderr)
+
+
+def run_plainly(folder: Path, text: str) -> Outcome:
+    """Run a script in one process, without a launcher, in a fresh copy of the folder `start` below `folder`."""
+    work, script = _fresh_copy(folder), folder / "script.py"
+    script.write_text(f"import os\nos.chdir({str(work)!r})\n{text}")
+    (done,) = run_processes(1, script, timeout_s=TIMEOUT_S, environment={"PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.code == 0, done.stderr
+    return Outcome(printed=[done.stdout], files=_files_in(work), error=done.stderr)
+
+
+def _fresh_copy(folder: Path) -> Path:
+    """Return the folder `work`, which is now as `start` is."""
+    work = folder / "work"
+    subprocess.run(["rm", "-rf", work], check=True)
+    (folder / "start").mkdir(exist_ok=True)
+    subprocess.run(["cp", "-a", folder / "start", work], check=True)
+    return work
 
 
 def _files_in(folder: Path) -> dict[str, str]:

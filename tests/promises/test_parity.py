@@ -15,6 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
 _SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
 _SMALL = ("mlp", "siamese")
+_LONG = ("varying_sizes",)
 _OFTEN = {1: _SEVERAL, 2: tuple(CASES), 3: _SEVERAL, 4: _SMALL}
 """What runs for every submission, as threads; all of it does in the slow tier, as processes too."""
 
@@ -40,7 +41,10 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    [*((name, "zero-bubble") for name in CASES), *((name, kind) for kind in ("1f1b", "gpipe") for name in _SEVERAL)],
+    [
+        *(pytest.param(name, "zero-bubble", marks=pytest.mark.slow if name in _LONG else ()) for name in CASES),
+        *((name, kind) for kind in ("1f1b", "gpipe") for name in _SEVERAL),
+    ],
 )
 def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
     """Under zero-bubble every backward that another rank waits for is split."""

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from tests.support.launcher import SOURCE, TIMEOUT_S, Job
+from tests.support.ranks import run_processes
 
 from farspan.cli.main import main
 
@@ -48,12 +49,15 @@ def test_one_steps_through_a_rank_and_the_losses_stay(tmp_path):
     assert "(Pdb) ('rank', 1, 0)\n" in done.stdout
     losses = (tmp_path / "logs" / "rank0.log").read_text().split()[-3:]
     assert all(f"{loss}\n" in done.stdout for loss in losses)
-    plain = run_with_keys(tmp_path, TRAIN.replace("    breakpoint()\n", ""), "")
-    assert plain.returncode == 0 and plain.stdout.split() == losses
+    path = tmp_path / "plain.py"
+    path.write_text(TRAIN.replace("    breakpoint()\n", ""))
+    (plain,) = run_processes(1, path)
+    assert plain.code == 0 and plain.stdout.split() == losses
 
 
 def test_who_leaves_the_debugger_ends_the_run(tmp_path):
-    done = run_with_keys(tmp_path, TRAIN, "q\n", "--debug", "1")
+    script = "import os, time\nbreakpoint()\nif os.environ['FARSPAN_RANK'] == '0': time.sleep(600)\n"
+    done = run_with_keys(tmp_path, script, "q\n", "--debug", "1")
     assert done.returncode == 1
     assert "rank 1 of 2 failed" in done.stderr and "Its own output is above." in done.stderr
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import farspan
 
 IS_PLAIN, COMPUTES_AGAIN = "plainly" in sys.argv, "again" in sys.argv
+NUM_STEPS = 2 if "shorter" in sys.argv else 3
 RATE, RATE_BACK = 0.0, 0.0
 OPTIONS: dict[str, Any] = {"deep": {"rate": 0.0}, "rates": [0.0, 0.0]}
 ARGUMENTS = SimpleNamespace(rate=0.0, step=0)
@@ -199,7 +200,7 @@ def train(way: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found: list[str] = []
     x = torch.randn(5, 8)
-    for step in range(3):
+    for step in range(NUM_STEPS):
         optimizer.zero_grad()
         losses = []
         for rate in RATES[3 * step : 3 * step + 3]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import itertools
 import os
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from farspan.call.surroundings.instructions import global_names_in, has_class_patterns, imports_in
 
 __all__ = [
     "ABSENT",
@@ -225,54 +226,37 @@ def _is_torchs(cls: type) -> bool:
     return cls is object or cls.__module__.split(".")[0] in ("torch", "typing", "abc", "farspan")
 
 
-def names_in(function: types.FunctionType) -> dict[str, None]:
+def names_in(function: types.FunctionType) -> tuple[str, ...]:
     """Returns the names of globals and attributes in a function's code, with those of the functions inside it."""
-    names: dict[str, None] = {}
-    for code in _codes_of(function):
-        names.update(dict.fromkeys(code.co_names))
-    return names
+    return _names_and_texts_in(function.__code__)[0]
 
 
-def texts_in(function: types.FunctionType) -> list[str]:
+def texts_in(function: types.FunctionType) -> tuple[str, ...]:
     """Returns the texts in a function's code, in constant tuples too: what `getattr` may be given, and what `match`
     names."""
-    found: list[str] = []
-    waiting: list[Any] = [item for code in _codes_of(function) for item in code.co_consts]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            found.append(item)
-        elif isinstance(item, (tuple, frozenset)):
-            waiting += item
-    return found
+    return _names_and_texts_in(function.__code__)[1]
 
 
 @functools.lru_cache(maxsize=4096)
-def _imports_in(code: types.CodeType, package: str | None) -> tuple[str, ...]:
-    """Returns what a function's code imports while it runs, by name: modules, those that these lie in, and what is in
-    them."""
-    found: dict[str, None] = {}
-    name, level = "", 0
-    for each in dis.get_instructions(code):
-        if each.opname == "LOAD_CONST" and isinstance(each.argval, int):
-            level = each.argval
-        elif each.opname == "LOAD_SMALL_INT":
-            level = each.arg or 0
-        elif each.opname == "IMPORT_NAME":
-            name = each.argval
-            if level and package:
-                name = ".".join(part for part in (package.rsplit(".", level - 1)[0], name) if part)
-            parts = name.split(".")
-            found.update(dict.fromkeys(".".join(parts[:count]) for count in range(1, len(parts) + 1)))
-        elif each.opname == "IMPORT_FROM":
-            found[f"{name}.{each.argval}"] = None
-    return tuple(found)
+def _names_and_texts_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    names: dict[str, None] = {}
+    texts: list[str] = []
+    for part in _codes_in(code):
+        names.update(dict.fromkeys(part.co_names))
+        waiting: list[Any] = [*part.co_consts]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, str):
+                texts.append(item)
+            elif isinstance(item, (tuple, frozenset)):
+                waiting += item
+    return tuple(names), tuple(texts)
 
 
 def imported_by(function: types.FunctionType) -> list[str]:
     """Returns the names of what a function imports while it runs, if it is of the program, or not loaded yet."""
     package = function.__globals__.get("__package__")
-    names = dict.fromkeys(name for code in _codes_of(function) for name in _imports_in(code, package))
+    names = dict.fromkeys(name for code in _codes_in(function.__code__) for name in imports_in(code, package))
     loaded = {
         name: next(part for part in _from_the_last(name) if part in sys.modules or "." not in part) for name in names
     }
@@ -287,34 +271,24 @@ def _from_the_last(name: str) -> Iterable[str]:
 
 def matches_by_position(function: types.FunctionType) -> bool:
     """Returns whether a function's code has a `match` on classes, which may read attributes that it does not name."""
-    return any(_has_match(code) for code in _codes_of(function))
+    return any(has_class_patterns(code) for code in _codes_in(function.__code__))
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_match(code: types.CodeType) -> bool:
-    return any(each.opname == "MATCH_CLASS" for each in dis.get_instructions(code))
-
-
-def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
+def _codes_in(code: types.CodeType) -> tuple[types.CodeType, ...]:
+    """Returns a function's code and that of the functions inside it."""
     found: list[types.CodeType] = []
-    stack = [function.__code__]
+    stack = [code]
     while stack:
         code = stack.pop()
         found.append(code)
         stack += [item for item in code.co_consts if isinstance(item, types.CodeType)]
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _global_names_in(code: types.CodeType) -> tuple[str, ...]:
-    """Returns the names of globals alone: `tensor.data` is not about a global `data`."""
-    found = [each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))]
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _globals_named(function: types.FunctionType) -> list[str]:
     table = function.__globals__
-    names = dict.fromkeys(name for code in _codes_of(function) for name in _global_names_in(code))
+    names = dict.fromkeys(name for code in _codes_in(function.__code__) for name in global_names_in(code))
     return [name for name in names if name in table]
 
 
