@@ -35,6 +35,7 @@ from farspan.execute.process.console import Console
 from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
+from farspan.execute.step.pace import Pace
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, home_stages, settle_values, stage_number, stages_at
 from farspan.execute.values import SharedValues, ValueSlice
@@ -78,9 +79,9 @@ class Engine:
         self.after_step: list[Callable[[], None]] = []
         """Called when an optimizer has stepped."""
         self.before_end: list[Callable[[], None]] = []  # called when the program is over
-        self.after_abort: list[Callable[[], None]] = []
-        """Called when a step has ended with an exception that the program may catch, on all ranks."""
+        self.after_abort: list[Callable[[], None]] = []  # when a step has ended with an exception, on all ranks
         self.console = Console(side, deadline_s)
+        self.pace = Pace()
         self.num_flushes = 0
         self.last_step: StepRecord | None = None
         self.last_training_step: StepRecord | None = None
@@ -185,7 +186,7 @@ class Engine:
             self.groups.note(graphs, program, start.data, ends_window=ends_window)
             is_foreseen = resolving is None or resolving[0].entry.is_foreseen
             self.executor.run(program, end.interruption, start)
-            end.contribute()
+            end.contribute(program)
         self.check()  # a device may have waited too long for what has just been read from it
         start.wait()
         if reports := end.wait():

@@ -1,5 +1,5 @@
 """Exchanges the results of a step between all ranks: its scalars, which parameters have gradients, who was busy how
-long.
+long, and how that compares with earlier steps.
 
 One small all-gather on the side channel. A step is over when all parts are there: the user's code may have raised an
 exception on another rank until then (`abort`).
@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +20,27 @@ from farspan.control.channel import SideChannel
 from farspan.graph import Value
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "PaceNote"]
 
-_HEADER = struct.Struct("<?dII")
+_HEADER = struct.Struct("<?dfffII")
 _INTERRUPTED = b"\1"
 _MOST_PARAMETERS = 1 << 26
 """Limit on the parameters of one rank."""
+
+
+class PaceNote(NamedTuple):
+    """The pace of one rank in one step: how long its tasks took, and usually take.
+
+    Attributes:
+        compared_s: Seconds of those tasks of which that is known.
+        usual_s: What these usually take; 0 where none is known, negative where something beside the step has slowed
+            this rank down.
+        span_s: From the begin of its first task to the end of its last one, waiting included.
+    """
+
+    compared_s: float = 0.0
+    usual_s: float = 0.0
+    span_s: float = 0.0
 
 
 class _Part(NamedTuple):
@@ -37,8 +52,8 @@ class _Part(NamedTuple):
 
 
 class Exchange:
-    """The exchange at the end of one step. Each rank's part: busy seconds, the length of its mask, the mask (one
-    byte where all are the same), its scalars; or what it reports of an exception.
+    """The exchange at the end of one step. Each rank's part: busy seconds, its pace, the length of its mask, the
+    mask (one byte where all are the same), its scalars; or what it reports of an exception.
 
     Made before the step runs: a scalar with a ticket is kept until it has been broadcast.
     """
@@ -57,13 +72,15 @@ class Exchange:
         for value in scalars:
             value.ticket = self
 
-    def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float) -> None:
+    def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float, pace: PaceNote | None = None) -> None:
         """Send this rank's part."""
         data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
         for value in mine:
             value.ticket = None
         packed = mask[:1] if mask == mask[:1] * len(mask) else mask
-        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask), len(packed)) + packed + data)
+        self.side.contribute(
+            self.key, _HEADER.pack(False, busy_s, *(pace or PaceNote()), len(mask), len(packed)) + packed + data
+        )
 
     def report(self, report: bytes) -> None:
         """Send this rank's part of a step that has not run to its end."""
@@ -83,6 +100,12 @@ class Exchange:
             if value is not None and value.ticket is self:
                 value.ticket = None
         self._scalars = []
+
+    def paces(self) -> list[PaceNote]:
+        """Returns the notes of all ranks, by rank, as each was sent: in single precision. All parts must be there, and
+        must not have been resolved."""
+        assert self._gathered is not None
+        return [PaceNote(*_header_of(part)[2:5]) for part in self._gathered]
 
     def resolve(self) -> None:
         """Wait for all parts, and put the scalars of other ranks into their values."""
@@ -122,10 +145,14 @@ class Exchange:
         self.side.forget_later(self.key)
 
 
-def _parsed(part: bytes) -> _Part:
+def _header_of(part: bytes) -> tuple[Any, ...]:
     if len(part) < _HEADER.size:
         raise damaged("the end of a step, without its head")
-    _, busy_s, num_parameters, mask_size = _HEADER.unpack_from(part)
+    return _HEADER.unpack_from(part)
+
+
+def _parsed(part: bytes) -> _Part:
+    _, busy_s, _, _, _, num_parameters, mask_size = _header_of(part)
     end = _HEADER.size + mask_size
     mask = part[_HEADER.size : end]
     if mask_size == 1 and num_parameters < _MOST_PARAMETERS:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from farspan.execute.gradient_masks import GradientMasks
     from farspan.execute.process.console import Console
     from farspan.execute.step.executor import Executor
+    from farspan.execute.step.pace import Pace
     from farspan.execute.values import SharedValues
     from farspan.graph import Graph, Value
     from farspan.plan import Team
@@ -32,6 +33,7 @@ class Running(Protocol):
     teams: list[Team]
     parameters: dict[str, Placed]
     executor: Executor
+    pace: Pace
     agreement: Agreement
     values: SharedValues
     console: Console

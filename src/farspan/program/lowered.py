@@ -133,6 +133,7 @@ class Lowered:
             gpu_channels=self.gpu_channels,
             num_micro_batches=self.num_micro_batches,
             schedule=self.schedule,
+            likeness=self,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from farspan.graph import BackwardSegment, Call, Edge, Segment, Value
+from farspan.graph import BackwardSegment, Call, Edge, Meta, Segment, Value
 from farspan.plan import Worker
 from farspan.schedule import Kind, Schedule
 
@@ -79,6 +79,16 @@ class Message:
     def describe(self) -> str:
         return ", ".join(item.describe() for item in self.items)
 
+    @property
+    def metas(self) -> list[Meta]:
+        """Returns the metadata of its items."""
+        return [item.meta for item in self.items]
+
+    @property
+    def values(self) -> list[Value]:
+        """Returns its items but for gradients."""
+        return [item for item in self.items if isinstance(item, Value)]
+
 
 class Reduction(NamedTuple):
     """A gradient of a parameter that is added to what its owner has: beside the tasks, when it arrives.
@@ -147,6 +157,8 @@ class Program:
     num_micro_batches: int
     schedule: Schedule
     """The schedule of all ranks."""
+    likeness: object
+    """The same object in the programs of steps that look alike."""
 
     @property
     def has_several_workers(self) -> bool:

@@ -26,6 +26,7 @@ __all__ = ["Console", "keep_log_apart"]
 _log = logging.getLogger(__name__)
 _REPORTED_STEPS = (3, 10, 30)
 """Training steps after which the report is written: an early one, then ones that have settled."""
+_MOST_NOTES = 10
 _COMPARED_STEP = 3
 """The training step after which it is said how far the plan was off."""
 _LEAST_GAIN = 1.1
@@ -71,6 +72,9 @@ class Console:
         one, and how many times as fast that is.
         """
         self.num_training_steps = 0
+        self.notes: list[str] = []
+        """On the run, for the report."""
+        self._reported_steps = set(_REPORTED_STEPS)
         self._status = _status_file() if self.is_launched and side.world_size > 1 else None
         self.is_counting = True
         """Whether what runs is the program's own steps."""
@@ -84,6 +88,12 @@ class Console:
         self.plan = plan
         _log.info("plan:\n%s", plan)
         self._write_line(str(plan))
+
+    def note(self, text: str) -> None:
+        """Something about the run for its report, which is written again: the plan may be another."""
+        self.notes.append(f"step {self.num_training_steps}: {text}")
+        del self.notes[:-_MOST_NOTES]
+        self._reported_steps = {self.num_training_steps + number for number in _REPORTED_STEPS}
 
     def say(self, text: str) -> None:
         """Something about the plan that the user should know."""
@@ -106,7 +116,7 @@ class Console:
         if self.num_training_steps == _COMPARED_STEP and self._speaks:
             self._compare(record)
             self._hint_at_micro_batches(record)
-        if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
+        if not self.report_path or self.num_training_steps not in self._reported_steps:
             return
         key = f"timeline {record.number}"
         self.side.contribute(key, _timeline_of(record).to_json().encode(), receiver=0)
@@ -179,6 +189,7 @@ class Console:
             plan=str(self.plan or ""),
             environment=(
                 f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
+                *self.notes,
                 summary(timeline),
                 f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
                 f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from farspan.execute.abort.aborted import end_aborted, report_of
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
-from farspan.execute.exchange import Exchange
+from farspan.execute.exchange import Exchange, PaceNote
 from farspan.graph import Graph, Value
 from farspan.record.parameters.outside_tensors import go_on
 
@@ -44,19 +44,28 @@ class StepEnd:
     def begin(self) -> None:
         """The step is about to run: what all learn at its end is kept until then."""
         self._scalars = _scalars_of(self.graphs)
+        self.engine.executor.clock = self.engine.pace.begin_step() if self._has_backward else None
         self.exchange = self._new_exchange(f"step {self.step}")
 
-    def contribute(self) -> None:
-        """Contributes what this rank reports of the step, which it has run as far as it goes."""
+    def contribute(self, program: Program) -> None:
+        """Contributes what this rank reports of the step, which it has run as far as it goes.
+
+        Args:
+            program: Of this rank.
+        """
         if self.interruption.has_ended:
             self.exchange.report(report_of(self.engine, self.interruption, self.graphs, self.drawn_at))
+        elif self._has_backward:
+            self._contribute(self.engine.pace.note(self.graphs, program, self.engine.executor.traces))
         else:
-            self._contribute()
+            self._contribute(PaceNote())
 
     def wait(self) -> list[bytes]:
         """Return when all ranks have run it: what they report of an exception, by rank; [] if there was none."""
         reports = self.exchange.reports()
         if not reports:
+            if self._has_backward and self.engine.pace.on_step is not None:
+                self.engine.pace.on_step(self.exchange.paces())
             self._take_masks()
         return reports
 
@@ -83,7 +92,7 @@ class StepEnd:
             error, place = end_aborted(engine, self.interruption, program, self.graphs, reports)
             self._scalars = [value for value in self._scalars if _comes_before(value, place)]
             self.exchange = self._new_exchange(f"step {self.step}, up to an exception")
-            self._contribute()
+            self._contribute(PaceNote())
         self.exchange.resolve()
         self._take_masks()
         engine.values.halts.end(self.step)
@@ -98,7 +107,7 @@ class StepEnd:
         owners = [engine.owner_of(value) for value in self._scalars]
         return Exchange(engine.side, key, scalars=self._scalars, owner_of=owners, deadline_s=engine.deadline_s)
 
-    def _contribute(self) -> None:
+    def _contribute(self, pace: PaceNote) -> None:
         """Give all ranks this rank's scalars, which of its parameters have a gradient, and how long it has worked."""
         engine = self.engine
         busy_s = sum(trace.end_ns - trace.start_ns for trace in engine.executor.traces if trace.kind != "wait") / 1e9
@@ -106,6 +115,7 @@ class StepEnd:
             [value for value in self._scalars if engine.is_mine(value)],
             mask=engine.masks.own() if self._has_backward else b"",
             busy_s=busy_s,
+            pace=pace,
         )
 
     def _take_masks(self) -> None:

@@ -17,6 +17,7 @@ from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward.split import Deferred
 from farspan.execute.backward.unsaved import release_inputs, release_unsaved
+from farspan.execute.step.pace import DeviceClock
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.step_record import Trace
@@ -24,7 +25,7 @@ from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
 from farspan.execute.weights.reductions import Reductions, add_gradients
 from farspan.execute.weights.replicas import Replicas
-from farspan.graph import Backward, BackwardSegment, Call, Edge, Meta, Segment, SliceName, Value
+from farspan.graph import Backward, BackwardSegment, Call, Edge, Segment, SliceName, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
 
@@ -59,6 +60,8 @@ class Executor:
         self.traces: list[Trace] = []
         self.after_action: Callable[[int], None] | None = None
         """Called with the number of each action that has run; for one step, of one worker."""
+        self.clock: DeviceClock | None = None
+        """Notes how long devices take; for the step that runs."""
         self.interruption: Interruption
         """The interruption of the step that runs; none between steps, for it knows what has run."""
         self._start: StepStart | None = None
@@ -113,7 +116,7 @@ class Executor:
                 for value in action.work.inputs:
                     value.num_readers += 1
             if action.sends:
-                for value in _values_in(action.sends):
+                for value in [value for message in action.sends for value in message.values]:
                     value.num_readers += 1
         self._has_slices = self.replicas.are_brief(program)
         if self._has_slices and self._start is not None:
@@ -213,12 +216,16 @@ class Executor:
             self._trace("wait", action, began)
         self.channels.reap()
         began = time.perf_counter_ns()
+        if self.clock is not None:
+            self.clock.begin(self.device_of(action.work))
         self._run_action(action)
+        if self.clock is not None:
+            self.clock.end()
         self._trace(action.kind.value, action, began)
         if action.sends:
             for message in action.sends:
                 self._send(message)
-            for value in _values_in(action.sends):
+            for value in [value for message in action.sends for value in message.values]:
                 value.num_readers -= 1
                 self._drop_if_over(value)
         if isinstance(action.work, Segment):
@@ -343,11 +350,11 @@ class Executor:
             release_unsaved(value, is_followed)
 
     def _post(self, message: Message) -> None:
-        self.channels.post(message, _metas_of(message), device_of(message.channel.target))
+        self.channels.post(message, message.metas, device_of(message.channel.target))
 
     def _wait(self, message: Message, where: str) -> None:
         self._be_at_leisure()
-        self.channels.wait(message, _metas_of(message), lambda: f"rank {self.channels.rank}, {where},")
+        self.channels.wait(message, message.metas, lambda: f"rank {self.channels.rank}, {where},")
         device = device_of(message.channel.target)
         for item, received in zip(message.items, message.tensors, strict=True):
             tensor = received.to(device)
@@ -360,7 +367,7 @@ class Executor:
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:
-        self.channels.send(message, [self._to_send(item, message) for item in message.items], _metas_of(message))
+        self.channels.send(message, [self._to_send(item, message) for item in message.items], message.metas)
 
     def _to_send(self, item: Value | Edge, message: Message) -> torch.Tensor:
         tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
@@ -390,11 +397,3 @@ class Executor:
                 end_ns=time.perf_counter_ns(),
             )
         )
-
-
-def _metas_of(message: Message) -> list[Meta]:
-    return [item.meta for item in message.items]
-
-
-def _values_in(messages: Sequence[Message]) -> list[Value]:
-    return [item for message in messages for item in message.items if isinstance(item, Value)]

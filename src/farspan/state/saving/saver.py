@@ -115,6 +115,7 @@ class Saver:
         self._limit_s: float | None = None
         """How long the next sign of life of the thread may take; None where no save is on its way."""
         engine.before_end.append(self.finish)
+        engine.pace.disturbances.append(lambda: self._limit_s is not None)
         if self.side.world_size == 1:
             at_process_end(self._end)  # nobody ends an engine that is alone
 
