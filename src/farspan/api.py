@@ -6,14 +6,12 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
-from farspan.execute.engine import Engine
 from farspan.execute.optimizers.watched_steps import watch_optimizers
 from farspan.execute.process.world import (
     begin_recording,
@@ -39,6 +37,7 @@ from farspan.place.mesh.lanes import check_micro_batches, cut_batches
 from farspan.place.mesh.tensor import with_sums
 from farspan.place.places import place_first
 from farspan.place.pretrained.load import load_pretrained as load_pretrained
+from farspan.place.repartition.stragglers import watch_of
 from farspan.place.suitable import built_model, check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
@@ -77,6 +76,7 @@ def distribute(
     together: Sequence[Sequence[str]] = (),
     max_memory: str | float | Mapping[str | int, str | float] | None = None,
     measure: bool | None = None,
+    replan: bool | None = None,
     micro_batches: int | str | None = None,
     seed: int | None = None,
     data_parallel: int | str | None = None,
@@ -125,6 +125,11 @@ def distribute(
             parameters then move to it, once, between two steps. Until then the plan is an estimate, or what was found
             the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
             the ranks. None: unless the environment says FARSPAN_MEASURE=0.
+        replan: Whether a plan whose first step was measured is searched again while the program trains, when a rank has
+            become at least twice as slow as measured, compared with the others, or half as slow, for 30 s of training
+            steps (the environment's FARSPAN_STRAGGLER says other seconds). Parameters then move between two steps, if
+            another plan is likely to win more than predictions are off. Numbers stay the same; a line says what was
+            found and done. Any other plan stays as it is, and the line is all. None: yes.
         micro_batches: How many micro-batches a batch is cut into where the model is called in training, so that the
             ranks overlap in a loop without gradient accumulation; "auto": the planner chooses, by the work of the
             first batch (`plan_of` says what). The program goes on as with the whole batch; numbers differ from its
@@ -234,13 +239,13 @@ def distribute(
             )
         if stages == "wide":
             check_wide(is_open=is_open, is_measured=is_measuring(measure))
+        watch = watch_of(engine, model, replan, is_measured=is_open and is_measuring(measure))
         if is_open and is_measuring(measure):
             widths = Widths(gradient_reduction) if stages == "wide" else None
-            chosen = begin_measured(
-                engine, model, chosen, hints, schedule, widths, settled=partial(_settled, engine, model)
-            )
+            chosen = begin_measured(engine, model, chosen, hints, schedule, widths, watch)
         else:
             place_first(engine, model, chosen)
+            watch.begin(chosen)
     watch_optimizers()
     plan_by_model[model] = chosen
     cut_batches(engine, model, estimated, micro_batches)
@@ -251,13 +256,6 @@ def distribute(
     if axis.said:
         engine.console.say(axis.said)
     return model
-
-
-def _settled(engine: Engine, model: nn.Module, plan: Plan, said: str) -> None:
-    """The first step was measured."""
-    plan_by_model[model] = plan = dataclasses.replace(plan, micro_batches=plan_by_model[model].micro_batches)
-    engine.console.say(said)
-    engine.console.show_plan(plan)
 
 
 def plan_of(model: nn.Module) -> Plan:

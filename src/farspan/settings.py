@@ -7,6 +7,7 @@
     FARSPAN_REPORT       file of the report on a training step (none)
     FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
     FARSPAN_SECRET       what all ranks of a run know and nobody else (new for each run)
+    FARSPAN_STRAGGLER    seconds for which a rank must be slower than the others before the plan is searched again (30)
     FARSPAN_VERBOSE      whether farspan says more on standard error (no)
 
 Yes and no are written as 1, true, yes, on and 0, false, no, off, in any case. `farspan run` sets other variables of
@@ -24,7 +25,7 @@ from farspan.units import parse_number
 __all__ = ["PREFIX", "check", "choice", "flag", "seconds", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
-_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "RECORD", "REPORT", "SAME_HOST", "SECRET", "VERBOSE")
+_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "RECORD", "REPORT", "SAME_HOST", "SECRET", "STRAGGLER", "VERBOSE")
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
 _OF_RUN = ("ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "PROGRESS", "RESTART", "SAVED")
 _OF_ROLES = ("HOSTS", "ROLE", "SERVICES")
@@ -109,6 +110,7 @@ def check() -> None:
     flag("SAME_HOST", default=True)
     flag("VERBOSE", default=False)
     seconds("DEADLINE", default=300.0)
+    seconds("STRAGGLER", default=30.0)
 
 
 def unknown_names(names: Iterable[str]) -> list[str]:

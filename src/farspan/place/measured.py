@@ -13,13 +13,12 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from farspan import settings
-from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.teams import device_of
@@ -31,11 +30,12 @@ from farspan.place.places import place_first, replace_plan
 from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
 from farspan.place.repartition.link_speeds import links_of_hosts
+from farspan.place.repartition.search import Asked, PlanSearch, stage_of
+from farspan.place.repartition.stragglers import Watch, parts_of
 from farspan.place.undivided import has_undivided
-from farspan.plan import Plan, format_places, parse_places
+from farspan.plan import Plan
 from farspan.plan.hints import Hints
-from farspan.planner.optimize import Prediction, best_plan, predict_stages
-from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph, units_of
+from farspan.profile import HostLink, RankDevice, StepProfile, units_of
 from farspan.units import format_bytes, format_seconds
 
 __all__ = ["begin_measured", "is_measuring", "measure_first"]
@@ -47,8 +47,6 @@ _SCHEDULE = "1f1b"
 """The schedule while profiling runs: the profiler itself splits some backwards."""
 _MOST_TRIES = 3
 """Steps after which something may still use a parameter that is to move."""
-_LEAST_GAIN = 0.05
-"""The least gain, as a share of a step, for which the model is repartitioned: predictions are off by as much."""
 
 
 def is_measuring(measure: bool | None) -> bool:
@@ -64,12 +62,20 @@ def begin_measured(
     hints: Hints,
     schedule: str | None,
     widths: Widths | None,
-    *,
-    settled: Callable[[Plan, str], None],
+    watch: Watch,
 ) -> Plan:
     """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again).
 
     A plan with wide stages that was found before is not measured again: members of a stage have other times than units.
+
+    Args:
+        engine: This rank's.
+        model: The user's model.
+        estimated: Its plan.
+        hints: What is asked of it.
+        schedule: That it is to have; None for any.
+        widths: What is asked of its wide stages; None where it has none.
+        watch: Watches over the plan that is found.
 
     Returns:
         The plan that it begins with.
@@ -85,14 +91,13 @@ def begin_measured(
         begun = dataclasses.replace(begun, schedule=schedule)
     is_narrow = all(len(begun.ranks_of(stage)) == 1 for stage in range(begun.num_stages))
     may_measure = is_narrow and not begun.remat
-    if not (may_measure and measure_first(engine, model, begun, kept=kept, settled=settled)):
+    if not (may_measure and measure_first(engine, model, begun, kept=kept, watch=watch)):
         place_first(engine, model, begun)
+        watch.begin(begun)
     return begun
 
 
-def measure_first(
-    engine: Engine, model: nn.Module, begun: Plan, *, kept: KeptPlan, settled: Callable[[Plan, str], None]
-) -> bool:
+def measure_first(engine: Engine, model: nn.Module, begun: Plan, *, kept: KeptPlan, watch: Watch) -> bool:
     """Place `model` so that its first step can be measured, and repartition it after that; all ranks call it.
 
     Args:
@@ -100,7 +105,7 @@ def measure_first(
         model: The user's model.
         begun: Where its units are to be at first.
         kept: Knows what is asked of the plan that is found, and keeps it.
-        settled: Called with that plan, and what there is to say of it.
+        watch: Watches over that plan.
 
     Returns:
         Whether it will be measured; if not, it has not been placed.
@@ -108,7 +113,7 @@ def measure_first(
     if engine.num_ranks == 1 or engine.teams or len(kept.units) <= engine.num_ranks:
         return False
     engine.agreement.agree_on("plan", f"{begun.to_json()}\n{kept.hints}")
-    first = _FirstSteps(engine, model, begun, kept, settled)
+    first = _FirstSteps(engine, model, begun, kept, watch)
     stages = tuple(begun.stages[stage] for stage in first.owner)
     placement = {name: number for number, name in enumerate(kept.units)}
     units_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
@@ -126,19 +131,21 @@ class _FirstSteps:
         model: nn.Module,
         begun: Plan,
         kept: KeptPlan,
-        settled: Callable[[Plan, str], None],
+        watch: Watch,
     ) -> None:
         self.engine = engine
         self.model = model
         self.begun = begun
         self.kept = kept
-        self.owner = [_stage_of(name, begun) for name in kept.units]
+        self.owner = [stage_of(name, begun) for name in kept.units]
         """Stage of each unit in the plan it began with."""
-        self.settled = settled
+        self.watch = watch
+        self.search: PlanSearch | None = None
+        """With what was measured; on rank 0."""
         self.profiler = ProfilingExecutor(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.profiler
         engine.after_abort.append(self.interrupted)
-        self.parts = _parts_of(model)
+        self.parts = parts_of(model)
         self.num_micro_batches = 0
         self.num_tries = 0
         self.found: tuple[Plan, str] | None = None
@@ -152,7 +159,7 @@ class _FirstSteps:
         if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.kept.units):
             self._end("the model stays where it began: the program has another, or places of its own")
             return
-        if _parts_of(self.model) != self.parts:
+        if parts_of(self.model) != self.parts:
             self._end("the model stays where it began: the program has changed its modules or parameters")
             return
         if self.found is None:
@@ -165,7 +172,8 @@ class _FirstSteps:
             engine.after_step.remove(self.step_over)
             engine.after_abort.remove(self.interrupted)
             self.kept.save(plan)
-            self.settled(plan, f"{said}; {format_bytes(moved_bytes)} of parameters moved")
+            said += f"; {format_bytes(moved_bytes)} of parameters moved"
+            self.watch.settle(plan, said, is_searchable=True, search=self.search)
         elif self.num_tries == _MOST_TRIES:
             self._end("the model stays where it began: something still uses parameters that would move")
 
@@ -180,7 +188,7 @@ class _FirstSteps:
         engine.after_step.remove(self.step_over)
         engine.executor = engine.plain_executor()
         engine.executor.remat = self.profiler.remat
-        self.settled(self.begun, why)
+        self.watch.settle(self.begun, why)
 
     def _find(self) -> tuple[Plan, str]:
         """Returns the plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
@@ -205,8 +213,11 @@ class _FirstSteps:
     def _plan_from(self, shares: Sequence[RankMeasured], links: Mapping[str, HostLink]) -> tuple[Plan, str]:
         speeds = speeds_of_ranks(shares)
         num_on = Counter(share.host for share in shares)
-        cluster, ranks = cluster_of_ranks(
-            [
+        profile = self._profile(shares, speeds)
+        widths = self.kept.widths
+        self.search = PlanSearch(
+            profile=profile,
+            devices=[
                 RankDevice(
                     host=share.host,
                     kind=share.device,
@@ -215,60 +226,24 @@ class _FirstSteps:
                 )
                 for share, speed in zip(shares, speeds, strict=True)
             ],
-            links,
+            links=links,
+            units=self.kept.units,
+            num_micro_batches=self.num_micro_batches,
+            asked=Asked(
+                hints=self.kept.hints,
+                schedule=self.kept.schedule,
+                may_be_wide=widths is not None and not has_undivided(self.model),
+                reduction="exact" if widths is None else widths.reduction,
+            ),
         )
-        profile = self._profile(shares, speeds)
-        graph = costed_graph(profile, cluster)
-        hints = dataclasses.replace(self.kept.hints, stages=len(ranks)).renumbered(ranks)
-        widths = self.kept.widths
-        best = best_plan(
-            graph,
-            cluster,
-            self.num_micro_batches,
-            hints=hints,
-            may_be_wide=widths is not None and not has_undivided(self.model),
-            reduction="exact" if widths is None else widths.reduction,
-        ).best
-        now = predict_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
-        error = max(profile.spread, _LEAST_GAIN)
+        choice = self.search.choose(self.begun)
         said = (
             f"measured {len(self.kept.units)} units of {profile.num_unique} kinds: a step is likely to take "
-            f"{format_seconds(now.step_s)} as it is, {format_seconds(best.step_s)} under the best plan"
+            f"{format_seconds(choice.now.step_s)} as it is, {format_seconds(choice.best.step_s)} under the best plan"
         )
-        if best.step_s < (1 - error) * now.step_s or not self._fits(now):
-            stages = tuple(
-                format_places(
-                    tuple([dataclasses.replace(place, rank=ranks[place.rank]) for place in parse_places(text)])
-                )
-                for text in best.plan.stages
-            )
-            plan = dataclasses.replace(best.plan, stages=stages)
-        else:
-            said += f", no more than predictions are off ({100 * error:.0f} %)"
-            plan = dataclasses.replace(self.begun, estimates={**self.begun.estimates, **now.plan.estimates})
-        if self.kept.schedule is not None:
-            plan = dataclasses.replace(plan, schedule=self.kept.schedule)
-        if widths is None or widths.reduction is not None:
-            plan = dataclasses.replace(plan, gradient_reduction=self.begun.gradient_reduction)
-        return plan, said
-
-    def _begun_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
-        kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]
-        kind_of = dict(zip(ranks, kinds, strict=True))
-        return [
-            (
-                kind_of[self.begun.rank_of(stage)],
-                [name for name, its in zip(self.kept.units, self.owner, strict=True) if its == stage],
-            )
-            for stage in range(self.begun.num_stages)
-        ]
-
-    def _fits(self, now: Prediction) -> bool:
-        """Returns whether the plan it began with has the memory that it needs, and is allowed."""
-        limits = [self.kept.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
-        return now.fits and all(
-            limit is None or each.memory_bytes <= limit for each, limit in zip(now.stages, limits, strict=True)
-        )
+        if not choice.is_new:
+            said += f", no more than predictions are off ({100 * choice.error:.0f} %)"
+        return choice.plan, said
 
     def _profile(self, shares: Sequence[RankMeasured], speeds: Sequence[float]) -> StepProfile:
         """Returns all ranks' shares as one profile, in seconds of a device of speed 1."""
@@ -297,22 +272,9 @@ class _FirstSteps:
         )
 
 
-def _parts_of(model: nn.Module) -> list[tuple[str, int]]:
-    """Returns what the plan knows of a model: its modules and parameters, and where they are in it."""
-    modules = [(name, id(part)) for name, part in model.named_modules(remove_duplicate=False)]
-    return modules + [(name, id(item)) for name, item in model.named_parameters(remove_duplicate=False)]
-
-
 def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
     found: dict[str, int] = {}
     for table in tables:
         for name, size in table.items():
             found[name] = max(size, found.get(name, 0))
     return found
-
-
-def _stage_of(name: str, plan: Plan) -> int:
-    """Returns the stage of a unit in an automatic plan: by its own entry, or by the nearest one above."""
-    while name not in plan.placement:
-        name = name.rpartition(".")[0]
-    return plan.placement[name]
