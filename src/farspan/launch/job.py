@@ -32,7 +32,7 @@ from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
 from farspan.launch.rank_process import signal_name
 from farspan.launch.terminal import say
 
-__all__ = ["Crew", "Due", "Ended", "Events", "Job", "Noted", "Over", "Started", "signals_to"]
+__all__ = ["Crew", "Cut", "Due", "Ended", "Events", "Job", "Noted", "Over", "Started", "signals_to"]
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
@@ -111,15 +111,13 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Doomed:
-    """Ranks of a group that is lost, or that others have lost the connection to; they are to end."""
+class Cut:
+    """The ranks have saved, and a host waits to take part: they are ended, and started again with it."""
 
-    job: Job
-    """The start of all ranks that they belong to: by the time there may be another one."""
-    ranks: tuple[int, ...]
+    is_due: Callable[[], bool]  # whether it still waits
 
 
-Events = queue.SimpleQueue[Due | Ended | Noted | Over | _Doomed | signal.Signals]
+Events = queue.SimpleQueue[Cut | Due | Ended | Noted | Over | signal.Signals]
 """Ends of ranks, and signals to the launcher."""
 
 
@@ -174,8 +172,8 @@ class Job:
             crew.take_members(self.members)
         self.interrupted_by: signal.Signals | None = None
         self.failed_before_interrupt = False
-        self.is_over = False
-        """Whether the ranks were ended because what they were started for is over."""
+        self.is_over = self.is_cut = False
+        """Whether the ranks were ended because what they were started for is over; or so that a host takes part."""
         self._deadline: float | None = None
         self._next_signal = signal.SIGTERM
 
@@ -209,8 +207,10 @@ class Job:
                 event.action()
             elif isinstance(event, Noted):
                 self._end_who_waits()
-            elif isinstance(event, _Doomed):
-                event.job.kill(event.ranks)
+            elif isinstance(event, Cut):
+                if not self.is_ending and event.is_due():
+                    self.is_cut = True
+                    self.stop_running()
             elif isinstance(event, Over):
                 self.is_over = True
                 self.stop_running()
@@ -298,16 +298,16 @@ class Job:
         gone = sorted(members.gone)
         say(f"farspan run: rank {rank.number} {how}; the run goes on without rank {', '.join(map(str, gone))}")
         self.kill((rank.number,))
-        timer = threading.Timer(self.grace_s, self.events.put, (_Doomed(job=self, ranks=tuple(gone)),))
+        timer = threading.Timer(self.grace_s, self.events.put, (Due(action=lambda: self.kill(gone)),))
         timer.daemon = True
         timer.start()
         return True
 
     def _suspect(self, number: int) -> None:
         """A rank has lost its connection to that one: what is cut off must not go on by itself. From any thread."""
-        self.events.put(_Doomed(job=self, ranks=(number,)))
+        self.events.put(Due(action=lambda: self.kill((number,))))
 
-    def kill(self, numbers: tuple[int, ...]) -> None:
+    def kill(self, numbers: Sequence[int]) -> None:
         """Ends ranks at once, and what they have started."""
         for rank in self.ranks:
             if rank.number in numbers:

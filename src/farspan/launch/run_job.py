@@ -67,7 +67,7 @@ def run(
         files: "first": the files of rank 0 are the script's, those of others go to a folder that is removed at the
             end; "all": every rank writes where the script says. None: what FARSPAN_FILES says, or else "first".
         verbose: Say on stderr where the logs are, before the start.
-        max_restarts: How often all ranks are started again after one has failed; the logs of the k-th time go to
+        max_restarts: How often all ranks are started again after one has failed; the logs of the k-th new start go to
             `restart-k` in the folder of logs. An error of the program's own that comes twice in the same place, with no
             checkpoint saved in between, is not started again.
         keeps_going: If a rank is lost (killed, or its host), and every parameter has a copy in another group of
@@ -106,6 +106,8 @@ def run(
         shared |= entropy_variables(os.environ | shared)  # one for all starts: what was drawn once is drawn again
     events: Events = queue.SimpleQueue()
     restarts, code = Restarts(max_restarts), 1
+    if fleet is not None and max_restarts:
+        fleet.take_in_at_saves(events, restarts.pipe)
     memory = Memory() if max_restarts and fleet is None else None
     shared[MEMORY_VARIABLE] = memory.path if memory is not None else "each host's own" if max_restarts else ""
     shared["FARSPAN_KEEPERS"] = ""

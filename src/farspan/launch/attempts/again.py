@@ -3,6 +3,7 @@
 killed, or an error about another rank            again, `max_restarts` times
 an error of the program's own                     again: it may have come by chance
 the same in the same place, nothing saved since   not again: it would come for ever
+ended so that a further host takes part           again, and that is no failure
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from farspan.launch.attempts.outcome import Outcome
-from farspan.launch.rank.notes import PROGRESS_VARIABLE, saved_step
+from farspan.launch.rank.notes import EACH_SAVE_VARIABLE, PROGRESS_VARIABLE, saved_step
 
 __all__ = ["Restarts"]
 
@@ -28,9 +29,15 @@ class Restarts:
     def __init__(self, most: int) -> None:
         self.most = most
         self.num_done = 0
+        self.num_starts = 0
+        """How often the ranks have been started again for any reason; it names the next start."""
         self._place = ""
         self._step: int | None = None
         self._file = Path(tempfile.gettempdir()) / f"farspan-saved-{os.getpid()}-{secrets.token_hex(8)}"
+        self.pipe = f"{self._file}.pipe"
+        """Opened by rank 0 at each save, if somebody listens there."""
+        if most:
+            os.mkfifo(self.pipe, 0o600)
 
     def variables(self, number: int) -> dict[str, str]:
         """Returns the variables by which a rank knows where to note what it has saved, and how often it was started.
@@ -38,7 +45,8 @@ class Restarts:
         Args:
             number: How often it was, from 0.
         """
-        return {PROGRESS_VARIABLE: str(self._file), "FARSPAN_RESTART": str(number)} if self.most else {}
+        names = {PROGRESS_VARIABLE: str(self._file), EACH_SAVE_VARIABLE: self.pipe, "FARSPAN_RESTART": str(number)}
+        return names if self.most else {}
 
     def starts_again(self, outcome: Outcome) -> tuple[bool, str]:
         """Returns whether the run is to be started again, and what is to be said about it.
@@ -51,6 +59,10 @@ class Restarts:
         step = saved_step(self._file)
         is_further = step is not None and (self._step is None or step > self._step)
         self._step = step if is_further else self._step
+        saved = "no checkpoint was saved yet" if self._step is None else f"step {self._step} is saved"
+        if outcome.was_cut:
+            self.num_starts += 1
+            return True, f"farspan run: all ranks are started again with the hosts that have come; {saved}"
         is_repeated = bool(outcome.place) and outcome.place == self._place and not is_further
         self._place = outcome.place
         if is_repeated:
@@ -58,12 +70,13 @@ class Restarts:
         if self.num_done == self.most:
             return False, f"farspan run: not started again: this was restart {self.num_done} of {self.most}"
         self.num_done += 1
-        saved = "no checkpoint was saved yet" if self._step is None else f"step {self._step} is saved"
+        self.num_starts += 1
         return True, f"farspan run: restart {self.num_done} of {self.most}; {saved}"
 
     def close(self) -> None:
         """Removes what the ranks have noted."""
-        self._file.unlink(missing_ok=True)
+        for path in (self._file, Path(self.pipe)):
+            path.unlink(missing_ok=True)
 
 
 _REPEATED = """\

@@ -26,12 +26,14 @@ class Outcome:
         was_interrupted: Whether a signal to the launcher has ended it.
         place: Where in the program its own error was raised, and of which kind it is; "" where the end was none, as
             that of a killed rank.
+        was_cut: Whether it was ended so that a further host takes part from what was saved on.
     """
 
     code: int
     text: str = ""
     was_interrupted: bool = False
     place: str = ""
+    was_cut: bool = False
 
 
 def conclude(job: Job, heard: Collection[int]) -> Outcome:
@@ -48,6 +50,8 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     gone = set[int]() if job.members is None else job.members.gone
     failed = [rank for rank in job.ended if rank.returncode != 0 and rank.number not in gone]
     own = [rank for rank in failed if not rank.was_stopped]
+    if failed and job.is_cut:
+        return Outcome(code=1, was_interrupted=job.interrupted_by is not None, was_cut=True)
     if not failed or job.is_over:
         return Outcome(code=0, was_interrupted=job.interrupted_by is not None)
     if job.interrupted_by is not None and not job.failed_before_interrupt:

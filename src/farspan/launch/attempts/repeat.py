@@ -65,14 +65,15 @@ def attempt_repeatedly(
         )
 
     def prepare_next(more: dict[str, str]) -> Attempt | None:
-        number = restarts.num_done + 1
-        return prepare(number, count(), standby.variables() | more) if standby and number <= restarts.most else None
+        if standby is None or restarts.num_done == restarts.most:
+            return None
+        return prepare(restarts.num_starts + 1, count(), standby.variables() | more)
 
     standby = Standby(events, prepare_next) if has_standby else None
     try:
         while True:
             start = standby.take() if standby is not None else None
-            start = start or prepare(restarts.num_done, count(), standby.variables() if standby is not None else {})
+            start = start or prepare(restarts.num_starts, count(), standby.variables() if standby is not None else {})
             outcome = start.run(says)
             goes_on, text = restarts.starts_again(outcome)
             if text:

@@ -159,6 +159,14 @@ class Fleet:
             self._memory = self._memory or ServedMemory()
         return Crew(self._present, self._remote, self.script_argv, events, variables, files, memory=self._memory)
 
+    def take_in_at_saves(self, events: Events, pipe: str) -> None:
+        """Lets hosts that come by themselves take part from the next save on. Those of a list do not come so.
+
+        Args:
+            events: By which the ranks are ended then.
+            pipe: Opened by rank 0 at each save.
+        """
+
     def close(self, code: int) -> None:
         """Ends all agents.
 

@@ -23,6 +23,7 @@ from typing import Any
 from farspan.launch.rank.imports import when_imported
 
 __all__ = [
+    "EACH_SAVE_VARIABLE",
     "GATE_VARIABLE",
     "PROGRESS_VARIABLE",
     "SAVED_VARIABLE",
@@ -47,6 +48,8 @@ PROGRESS_VARIABLE = "FARSPAN_PROGRESS"
 """Names the file for the step of the newest checkpoint."""
 SAVED_VARIABLE = "FARSPAN_SAVED"
 """Names the pipe through which rank 0 says that there is something to go on from."""
+EACH_SAVE_VARIABLE = "FARSPAN_EACH_SAVE"
+"""Names the pipe that rank 0 opens at each save, for whoever waits for the next one."""
 GATE_VARIABLE = "FARSPAN_GATE"
 """Names what a process that is started ahead of its turn waits for."""
 _TRAINED, _JOINED = "trained", "joined"
@@ -123,8 +126,9 @@ def note_saving(step: int, path: str | None = None) -> None:
         with open(f"{path}.new", "w") as file:
             file.write(str(step))
         os.replace(f"{path}.new", path)
-    if pipe := os.environ.pop(SAVED_VARIABLE, ""):  # the first time
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+    pipes = (os.environ.pop(SAVED_VARIABLE, ""), os.environ.get(EACH_SAVE_VARIABLE, ""))  # the first time; each time
+    for pipe in filter(None, pipes):
+        with contextlib.suppress(OSError):  # nobody waits for it, or not any more
             file = posix.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             posix.write(file, b"s")
             posix.close(file)

@@ -14,8 +14,10 @@ from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.fleet import Fleet
 from farspan.launch.hosts.host import Host
+from farspan.launch.hosts.joining.growth import Growth
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
+from farspan.launch.job import Events
 from farspan.launch.tcp.listening import listen_everywhere
 from farspan.launch.terminal import say
 
@@ -43,6 +45,9 @@ class JoinedFleet(Fleet):
         self.most = most
         self._own = own
         self._arrivals: queue.SimpleQueue[tuple[int, RemoteHost]] = queue.SimpleQueue()
+        self._waiting: list[RemoteHost] = []
+        """Those that have come and do not take part yet."""
+        self._growth: Growth | None = None
         self._order: dict[str, int] = {}
         self._listener = _listen(port)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -74,6 +79,16 @@ class JoinedFleet(Fleet):
         self._forget_lost()
         self._present, self._has_begun = self.hosts, True
 
+    def take_in_at_saves(self, events: Events, pipe: str) -> None:
+        """Lets hosts that come while the ranks run take part from the next save on, as long as there is room."""
+        self._growth = Growth(events, pipe, self._has_waiting)
+        self._growth.watch()  # for those that came before
+
+    def _has_waiting(self) -> bool:
+        """Returns whether a host has come that could take part."""
+        waiting = [remote for remote in self._waiting if not remote.is_lost]
+        return bool(waiting) and len(self.hosts) < self.most
+
     def close(self, code: int) -> None:
         """Lets all hosts know that it is over."""
         for remote in list(self._remote.values()):
@@ -82,17 +97,9 @@ class JoinedFleet(Fleet):
         super().close(code)
 
     def _take(self, order: int, remote: RemoteHost) -> None:
-        """Takes in a host that has come, if it has the same program."""
+        """Takes in a host that has come."""
         name = remote.host.name
-        try:
-            has = remote.ask({"do": "check"}, "checked")["has"]
-            theirs = {str(key): str(text) for key, text in has.items()}
-            check_same(remote.host, theirs, versions(), code_of(self.script_argv))
-        except (LostError, FarspanError) as error:
-            say(f"farspan run: {name} does not take part: {error}")
-            remote.say_over(2, str(error))
-            remote.close()
-            return
+        self._waiting.remove(remote)
         self._remote[name], self._order[name] = remote, order
         others = [each.host for each in self._remote.values()]
         self.hosts = [self._own, *sorted(others, key=lambda host: self._order[host.name])]
@@ -133,7 +140,24 @@ class JoinedFleet(Fleet):
         own_address, knows_secret = link.getsockname()[0], bool(settings.text("SECRET"))
         remote = RemoteHost(host, connection, own_address=own_address, address=address, knows_secret=knows_secret)
         say(f"farspan run: {host.name} has come, with {count} processes")
-        self._arrivals.put((number if order is None else order, remote))
+        if self._has_same_program(remote):
+            self._waiting.append(remote)
+            self._arrivals.put((number if order is None else order, remote))
+            if self._growth is not None:
+                self._growth.watch()
+
+    def _has_same_program(self, remote: RemoteHost) -> bool:
+        """Returns whether a host has the program of this one; else it is let go."""
+        try:
+            has = remote.ask({"do": "check"}, "checked")["has"]
+            theirs = {str(key): str(text) for key, text in has.items()}
+            check_same(remote.host, theirs, versions(), code_of(self.script_argv))
+        except (LostError, FarspanError) as error:
+            say(f"farspan run: {remote.host.name} does not take part: {error}")
+            remote.say_over(2, str(error))
+            remote.close()
+            return False
+        return True
 
 
 def _listen(port: int) -> socket.socket:
