@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -45,12 +44,6 @@ settings.load_profile("steady")
 
 _LONGEST = ("test_coverage", "test_parity", "test_remat_processes", "test_wrong_use", "test_generation", "test_modes")
 """Files that take a minute and more: they begin first, so that none is left over for one worker at the end."""
-
-
-def pytest_collection_finish() -> None:
-    """What all tests have in common is not for the collector to look at again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

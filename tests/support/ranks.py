@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import json
 import multiprocessing
 import multiprocessing.forkserver as forkserver
@@ -247,7 +246,6 @@ def _start(server: int, target: Callable[..., None], *arguments: Any) -> ForkSer
 
 def _main(words: list[str], environment: Mapping[str, str], stdout: str, stderr: str) -> None:
     """Run `python script arguments` with more `environment`, its output in two files."""
-    gc.freeze()  # what the server has imported is not for this rank's collector to look at
     for number, path in ((1, stdout), (2, stderr)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
