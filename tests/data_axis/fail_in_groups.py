@@ -53,6 +53,8 @@ def main(num_groups: int, what: str) -> None:
                 x = model[0](x)[:, :8]
         if step == 2 and is_last_group and what == "fewer steps":
             break
+        if step == 2 and is_last_group and what == "other rate":
+            optimizer.param_groups[0]["lr"] = 0.05
         optimizer.zero_grad()
         if not (step == 2 and is_last_group and what == "no backward"):
             F.cross_entropy(model(x), torch.zeros(3, dtype=torch.long)).backward()

@@ -90,9 +90,16 @@ def _state_of(model: nn.Module) -> Found:
     return {f"state {name}": item.detach() for name, item in model.state_dict().items() if item.is_floating_point()}
 
 
+def _trained(model: nn.Module) -> list[torch.Tensor]:
+    """The model's parameters, and what it has in a list of trained things outside of it."""
+    outside: list[Any] = getattr(model, "outside", [])
+    tensors = [list(item.parameters()) if isinstance(item, nn.Module) else [item] for item in outside]
+    return [*model.parameters(), *(item for part in tensors for item in part)]
+
+
 def _average(models: list[nn.Module]) -> None:
     """What a window's end means: gradients are averaged, buffers are the first group's."""
-    for items in zip(*(model.parameters() for model in models), strict=True):
+    for items in zip(*(_trained(model) for model in models), strict=True):
         gradients = [item.grad for item in items]
         there = [gradient for gradient in gradients if gradient is not None]
         if there:

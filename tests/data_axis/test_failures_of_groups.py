@@ -51,6 +51,11 @@ def test_a_group_that_steps_without_a_backward() -> None:
     assert_all_say(fail(2, "no backward"), "after 3 steps of optimizers", "drop_last=True")
 
 
+def test_a_group_that_steps_with_another_learning_rate() -> None:
+    """A schedule that follows the loss of its own group: found before the step, not by the weights that it leaves."""
+    assert_all_say(fail(2, "other rate"), "after 2 steps of optimizers (SGD, lr 0.1,", "(SGD, lr 0.05,", "schedules")
+
+
 def test_ranks_that_give_other_numbers_of_groups() -> None:
     assert_all_say(fail(2, "other number"), "rank 0: data_parallel=2", "rank 1: data_parallel=1")
 

@@ -303,6 +303,48 @@ def penalised(model: Any, group: int, found: Found) -> Iterator[None]:
         optimizer.step()
 
 
+def set_by_hand(model: Any, group: int, found: Found) -> Iterator[None]:
+    """Gradients that the program has computed and sets, with no backward: those of its own group."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    weights = list(model.parameters())
+    for step in range(NUM_STEPS):
+        (x, y), (x2, y2) = batches(step, group)
+        first = torch.autograd.grad(F.cross_entropy(model(x), y), weights)
+        second = torch.autograd.grad(F.cross_entropy(model(x2), y2), weights)
+        for item, ours, theirs in zip(weights, first, second, strict=True):
+            item.grad = ours + 0.5 * theirs
+        yield
+        found[f"norm {step}"] = nn.utils.clip_grad_norm_(weights, 0.5)
+        optimizer.step()
+
+
+def net_and_outside() -> nn.Module:
+    """A model, and beside it a module, a parameter and a plain tensor that are trained with it."""
+    model: Any = net()
+    model.outside = [nn.Linear(4, 4), nn.Parameter(torch.ones(8)), torch.zeros(4, requires_grad=True)]
+    return model
+
+
+def learned_outside(model: Any, group: int, found: Found) -> Iterator[None]:
+    """What is trained outside the model: read, clipped, stepped with the model and by an optimizer of its own."""
+    head, scale, shift = model.outside
+    both = torch.optim.SGD([*model.parameters(), shift], lr=0.1, momentum=0.9)
+    alone = torch.optim.AdamW([*head.parameters(), scale], lr=1e-2)
+    for step in range(NUM_STEPS):
+        both.zero_grad()
+        alone.zero_grad()
+        for x, y in batches(step, group):
+            F.cross_entropy(head(model(x * scale)) + shift, y).backward()
+        yield
+        if step % 2:
+            found[f"norm {step}"] = nn.utils.clip_grad_norm_(head.parameters(), 0.3)
+        if step == 2:
+            found[f"slope {step}"] = scale.grad.sum().item()
+        alone.step()
+        both.step()
+        found[f"outside {step}"] = torch.cat([head.weight.flatten(), head.bias, scale, shift]).detach().sum()
+
+
 class Mixed(nn.Module):
     """Parameters of several types and layouts."""
 
@@ -343,6 +385,8 @@ CASES = {
     "by hand": GroupCase(net, by_hand, HALVES),
     "hooked": GroupCase(net, hooked, HALVES),
     "penalised": GroupCase(net, penalised, HALVES),
+    "set by hand": GroupCase(net, set_by_hand, HALVES),
+    "learned outside": GroupCase(net_and_outside, learned_outside, HALVES),
     "mixed": GroupCase(
         Mixed, clipped, {"first": "rank:0", "turn": "rank:0", "wide": "rank:1", "conv": "rank:0", "narrow": "rank:1"}
     ),

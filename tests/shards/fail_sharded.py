@@ -22,6 +22,10 @@ def main(what: str) -> None:
     for step in range(3):
         optimizer.zero_grad()
         model(torch.full((2, 4), 0.1 * (step + farspan.data_rank()))).square().mean().backward()
+        if what == "other rate" and is_last_group and step == 1:
+            optimizer.param_groups[0]["lr"] = 0.05
+        if what == "another gradient" and is_last_group and step == 1:
+            model[2].weight.grad.mul_(2)
         optimizer.step()
         if what == "steps alone" and is_last_group and step == 1:
             optimizer.step()
@@ -29,9 +33,6 @@ def main(what: str) -> None:
             optimizer.load_state_dict(optimizer.state_dict())
         if what == "a hook alone" and is_last_group and step == 1:
             optimizer.register_step_pre_hook(lambda *_: None)
-        if what == "other settings" and is_last_group and step == 1:
-            with torch.no_grad():
-                model[0].weight.mul_(2)
     print("over")
 
 

@@ -50,6 +50,27 @@ class Attending(nn.Module):
         return self.scale(y.mean(1))
 
 
+class Shifted(nn.Module):
+    """Uses a view of a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(5, 8))
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x + self.shift[: len(x)]))
+
+
+def inferred(model: Any, group: int, found: Found) -> Iterator[None]:
+    """Evaluation in inference mode, and training on."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for begin in (0, 4):
+        yield from steps(model, group, found, optimizer, begin)
+        with torch.inference_mode():
+            found[f"inferred {begin}"] = sum(model(x).square().sum().item() for x, _ in batches(9, group))
+
+
 ATTENDING = {"attend": "rank:0", "recur": "rank:1", "conv": "rank:1", "norm": "rank:0", "scale": "rank:1"}
 
 
@@ -190,6 +211,7 @@ CASES = {
     "attending": GroupCase(Attending, trained, ATTENDING),
     "again": GroupCase(Again, trained, {"first": "rank:0", "second": "rank:1", "factor": "rank:1", "last": "rank:0"}),
     "written": GroupCase(net, written, HALVES),
+    "inferred": GroupCase(Shifted, inferred, {"": "rank:1"}),
     "averaged": GroupCase(net, averaged, HALVES),
     "saved": GroupCase(net, saved, HALVES),
     "asked": GroupCase(net, asked, HALVES),

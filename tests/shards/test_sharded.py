@@ -74,6 +74,8 @@ def test_same_bits_as_groups_that_are_not_sharded(kind: str) -> None:
         ("steps alone", "a step of AdamW (sharded), after 2 steps"),
         ("loads alone", "AdamW.load_state_dict()"),
         ("a hook alone", "its steps have hooks"),
+        ("other rate", "(AdamW, lr 0.05, "),
+        ("another gradient", "the groups have different gradients: 2.weight."),
     ],
 )
 def test_groups_that_do_not_do_the_same_have_an_error_with_a_name(what: str, words: str) -> None:

@@ -17,6 +17,7 @@ CHOSEN = (
     "clipped_adamw",
     "reads_in_the_middle",
     "evaluated",
+    "inferred",
     "written_by_hand",
     "averaged",
     "resumed",

@@ -116,6 +116,21 @@ def evaluated(model: Any) -> Any:
 
 
 @loop
+def inferred(model: Any) -> Any:
+    """Evaluation in inference mode, also between a forward and its step, and training on."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found: list[Any] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with torch.inference_mode():
+            found += [model(X).argmax(-1).tolist(), model.head.weight.norm().item()]
+        loss_of(model, step + 1).backward()
+        optimizer.step()
+    return found, state_of(model)
+
+
+@loop
 def two_optimizers(model: Any) -> Any:
     first = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
     second = torch.optim.AdamW(model.head.parameters(), lr=0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,11 +26,21 @@ class GradientsOnTheWay(Protocol):
     def drop(self, backward: Backward) -> None: ...
 
 
+class TrainedOutside(Protocol):
+    """The trained tensors outside the model, whose gradients groups average."""
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None: ...
+    def touch(self, tensor: torch.Tensor) -> None: ...
+
+
 class Groups(Protocol):
     """The data axis."""
 
     @property
     def is_due(self) -> bool: ...
+    @property
+    def outside(self) -> TrainedOutside | None: ...
+    def touch(self, placed: Placed) -> None: ...
     def begin_write(self, what: str) -> None: ...
     def end_write(self) -> None: ...
 

@@ -52,10 +52,16 @@ def put_modes(stack: list[Any]) -> None:
 
 @contextlib.contextmanager
 def without_modes_of(recorder: Any) -> Iterator[None]:
-    """Run the body without the modes that record for `recorder`."""
+    """Run the body without the modes that record for `recorder`, and under `no_grad` where inference mode is on: what
+    outlives the program's inference mode must be neither saved by autograd nor written to as one of its tensors.
+    """
     stack = take_modes_of(recorder)
     try:
-        yield
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                yield
+        else:
+            yield
     finally:
         put_modes(stack)
 

@@ -22,7 +22,7 @@ from farspan.call.pytree.canonical import digest_of
 from farspan.execute.agreement.checksum import checksum_of, is_comparable
 from farspan.graph import Value
 
-__all__ = ["Entry", "Events", "Happened", "Position"]
+__all__ = ["Entry", "Events", "Happened", "Position", "settings_in_words"]
 
 Position = tuple[int, int]
 """(graph, call)"""
@@ -71,8 +71,8 @@ class Events:
             words = f"{name} is loaded, with the checksum {checksum[0]:08x}, at"
             self._noted.append((self._position(), digest, lambda: [(digest, f"{words} {format_where(where)}")]))
 
-    def step(self, optimizer: Optimizer, what: str, placed: Mapping[int, Placed]) -> None:
-        """`optimizer` is about to step, or has been given its state."""
+    def step(self, optimizer: Optimizer, what: str, placed: Mapping[int, Placed]) -> int:
+        """`optimizer` is about to step, or has been given its state; returns the digest of its settings."""
         groups = self._groups.setdefault(optimizer, [])
         del groups[len(optimizer.param_groups) :]
         groups.extend(_Group() for _ in optimizer.param_groups[len(groups) :])
@@ -92,6 +92,7 @@ class Events:
             return [*found, (digest, f"{place}, of other parameters", _SAME_STEPS)]
 
         self._noted.append((self._position(), digest, entries))
+        return digest
 
     def take(self) -> Happened:
         """Returns what has happened since the last agreement; what happens from now on belongs to the next one."""
@@ -171,6 +172,12 @@ class _Group:
         self.digest = digest_of(
             (self._parameters, [(name, _comparable(value)) for name, value in self.settings.items()])
         )
+
+
+def settings_in_words(optimizer: Optimizer, digest: int) -> str:
+    """Returns words that differ where the settings of an optimizer do, of which `digest` is one."""
+    rates = dict.fromkeys([f"{float(group['lr']):.6g}" for group in optimizer.param_groups if "lr" in group])
+    return f"{type(optimizer).__name__}, lr {', '.join(rates)}, settings {digest & 0xFFFFFFFF:08x}"
 
 
 def _comparable(value: Any) -> Any:

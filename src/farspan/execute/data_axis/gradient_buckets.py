@@ -14,20 +14,32 @@ runs of one plan add up the same numbers in the same order.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import torch
 
-from farspan.call.leaf import Placed
 from farspan.errors import RecordError
+from farspan.graph import Meta
 from farspan.torch_private import copy_all, raw_grad, set_raw_grad
 
-__all__ = ["Bucket", "bucket_layout"]
+__all__ = ["Bucket", "Trained", "bucket_layout"]
 
 _NUM_BUCKETS = 8
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 25 << 20
 """A bucket is large enough to use a link fully, and small enough to begin before the end: the last one to be complete
 is what no backward hides. The most is that of torch's DistributedDataParallel.
 """
+
+
+class Trained(Protocol):
+    """The protocol of what has a gradient that is averaged: a parameter, or a tensor outside the model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def meta(self) -> Meta: ...
+    @property
+    def tensor(self) -> torch.Tensor: ...
 
 
 class Bucket:
@@ -37,14 +49,14 @@ class Bucket:
         members: The parameters, of one type and device.
     """
 
-    def __init__(self, members: list[Placed]) -> None:
+    def __init__(self, members: list[Trained]) -> None:
         self.members = members
         self._sizes = [placed.meta.numel * (2 if placed.tensor.is_complex() else 1) for placed in members]
         """The number of elements of each; gloo adds up no complex numbers, so their parts count, which are real."""
         self._flat: torch.Tensor | None = None
         self._to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
         """The gradients that are to stay where they are, and the views with what is reduced of them."""
-        self._absent: list[tuple[Placed, torch.Tensor]] = []
+        self._absent: list[tuple[Trained, torch.Tensor]] = []
         """The parameters without a gradient here, and the views with what other ranks may have."""
 
     @property
@@ -115,12 +127,12 @@ class Bucket:
         return self._flat[-len(self.members) :]
 
 
-def bucket_layout(parameters: Sequence[Placed]) -> list[Bucket]:
+def bucket_layout(parameters: Sequence[Trained]) -> list[Bucket]:
     """Lay out the gradients of `parameters`, the last one first: that is about the order in which they are ready."""
     total_bytes = sum(placed.meta.numel * placed.tensor.dtype.itemsize for placed in parameters)
     bucket_bytes = min(max(total_bytes // _NUM_BUCKETS, _LEAST_BYTES), _MOST_BYTES)
-    chosen: list[list[Placed]] = []
-    open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[Placed], int]] = {}
+    chosen: list[list[Trained]] = []
+    open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[Trained], int]] = {}
     for placed in reversed(parameters):
         tensor = placed.tensor
         kind = (tensor.dtype, tensor.device)

@@ -14,20 +14,29 @@ it is the same in all groups, and the mean of equal numbers is that number.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.optim.optimizer import Optimizer
 
 from farspan.call.draws.frame import key_of
 from farspan.call.naming import find_where, format_where
-from farspan.errors import DeadlineError, DivergenceError
+from farspan.errors import DeadlineError
+from farspan.execute.agreement.events import settings_in_words
 from farspan.execute.data_axis.batches import Batches
-from farspan.execute.data_axis.first_group import data_of_first, find_different, sample_of, take_from_first, write
-from farspan.execute.data_axis.gradient_buckets import Bucket, bucket_layout
-from farspan.execute.data_axis.window import Additions, Window, additions_of
+from farspan.execute.data_axis.first_group import (
+    COMPARED_EVERY,
+    data_of_first,
+    find_different,
+    groups_differ,
+    sample_of,
+    take_from_first,
+    write,
+)
+from farspan.execute.data_axis.gradient_buckets import Bucket, Trained, bucket_layout
+from farspan.execute.data_axis.outside import TrainedOutside
+from farspan.execute.data_axis.window import Additions, Watcher, Window, additions_of
 from farspan.execute.exchange import Exchange
 from farspan.execute.weights.replicas import writes_parameters
 
@@ -46,11 +55,9 @@ if TYPE_CHECKING:
 __all__ = ["Reduction"]
 
 _T = TypeVar("_T")
-_COMPARED_EVERY = 1024
-"""Number of windows after which the groups' weights are compared; in the first windows they are compared more often."""
 _SAME_WINDOWS = (
-    "let every group step as often as the others, each time after a backward: drop what is left over of the data\n"
-    "(drop_last=True), or give each group as many batches"
+    "let every group step as often as the others, each time after a backward and with the same hyperparameters: drop\n"
+    "what is left over of the data (drop_last=True), and let schedules follow what is the same in all groups"
 )
 
 
@@ -74,8 +81,12 @@ class Reduction:
         self.num_groups = self.first_num_groups = channel.num_groups
         self.recovery: Operations | None = None
         """Lets the groups that are whole go on when one is lost; None where all end then."""
-        self.is_due = False
-        """True if a backward of this group has run since the last window ended."""
+        self._is_due = False
+        """True if a backward of this group has run, or a gradient has been set, since the last window ended."""
+        self.outside = TrainedOutside(self)
+        """The trained tensors outside the model, whose gradients are averaged with those of the model."""
+        self._settings = ""
+        """Those of the optimizer that has stepped last, or is about to."""
         self.num_steps = 0
         self.num_averaged = self.num_groups
         """The number of groups that the latest mean is over."""
@@ -94,12 +105,17 @@ class Reduction:
         """The latest one, and of which parameters it is."""
         self._window: Window | None = None
         """The window, while gradients are on their way and a step runs."""
-        self._watched: dict[str, Any] = {}
-        """By parameter, autograd's node that adds to its gradient: its hook lasts as long as somebody holds it."""
+        self._watcher = Watcher(lambda: self._window)
+        self.watch = self._watcher.watch
         self._where = ""
         self._batches = Batches(channel, agreement, engine.console)
         self.everybody.history = self._history
         engine.after_step.append(self._stepped)
+
+    @property
+    def is_due(self) -> bool:
+        """Returns whether there is something to average."""
+        return self._is_due or self.outside.is_due
 
     @property
     def outlives_losses(self) -> bool:
@@ -159,7 +175,7 @@ class Reduction:
             self.begin_write("the program writes into parameters")
             engine.executor.replicas.on_end = self.end_write
         has_backward = any(backward.requested is None for graph in graphs for backward in graph.backwards)
-        self.is_due |= has_backward
+        self._is_due |= has_backward
         additions = additions_of(program, engine.parameters)
         self._touched.update(dict.fromkeys(additions.last))
         self._batches.note(graphs, data())
@@ -180,10 +196,14 @@ class Reduction:
             self.shards.end_write()
 
     def touch(self, placed: Placed) -> None:
-        """Something has been added to a gradient."""
-        self.is_due = True
+        """Something has been added to a gradient, or the program has set it."""
+        self._is_due = True
         if placed.is_parameter and placed.is_owned:
             self._touched[placed.name] = None
+
+    def note_step(self, optimizer: Optimizer, digest: int) -> None:
+        """An optimizer is about to step, with settings of this digest: all groups have the same ones."""
+        self._settings = f" ({settings_in_words(optimizer, digest)})"
 
     def _stepped(self) -> None:
         self.num_steps += 1
@@ -215,11 +235,11 @@ class Reduction:
             if self.recovery is None:
                 self.everybody.wait_agreed(self._agreed_of_window, engine.deadline_s)
                 window.end()
+                self.outside.window(window.number).end()
                 take_from_first(buffers, self.peers, self.wait)
             else:
                 self._average_or_recover(window, buffers, self.recovery)
-            if window.number & (window.number - 1) == 0 or window.number % _COMPARED_EVERY == 0:
-                self._compare_weights()
+            self._compare_weights(window.number)
             self._batches.end_window(window.number)
             self._tell_group()
 
@@ -230,7 +250,7 @@ class Reduction:
             additions: Of the step that is about to run.
         """
         number, self.num_windows = self.num_windows, self.num_windows + 1
-        words = f"gradients are averaged over the groups, after {self.num_steps} steps of optimizers"
+        words = f"gradients are averaged over the groups, after {self.num_steps} steps of optimizers{self._settings}"
         if self.recovery is None:
             self._agreed_of_window = self._start(words)
         else:
@@ -245,9 +265,13 @@ class Reduction:
     def _average_or_recover(self, window: Window, buffers: Sequence[Placed], recovery: Operations) -> None:
         """Average on all groups that are left, or on none: until all know that all sums are there, nothing changes."""
         received: list[tuple[Placed, torch.Tensor]] = []
+        outside: Window | None = None
 
         def complete() -> None:
+            nonlocal outside
             window.complete()
+            outside = self.outside.window(window.number)
+            outside.complete()
             received[:] = data_of_first(buffers, self.peers, self.wait)
 
         def again() -> None:
@@ -258,23 +282,27 @@ class Reduction:
         recovery.commit(complete, again)
         self.is_averaging = False
         self.num_averaged = window.num_groups
+        assert outside is not None
         window.spread()
+        outside.spread()
         write(received)
 
-    def _compare_weights(self) -> None:
-        """The groups began with the same weights, and have stepped with the same gradients."""
-        own = [item for item in self.engine.parameters.values() if item.is_trained and item.is_owned]
+    def _compare_weights(self, number: int) -> None:
+        """The groups began with the same weights, and have stepped with the same gradients.
+
+        Args:
+            number: Of the window that ends: not in all of them everything is compared.
+        """
+        own: list[Placed] = []
+        is_compared = number & (number - 1) == 0 or number % COMPARED_EVERY == 0
+        if is_compared:
+            own = [item for item in self.engine.parameters.values() if item.is_trained and item.is_owned]
         if self.shards is not None:
             own = [item for item in own if not self.shards.is_divided_parameter(item)]
-        different = self._together(lambda: find_different(own, self.peers, self.wait, sample_of))
+        items: list[Trained] = [*own, *self.outside.to_compare(compares_all=is_compared)]
+        different = self._together(lambda: find_different(items, self.peers, self.wait, sample_of))
         if different:
-            raise DivergenceError(
-                f"the groups have different weights: {different[0].name}"
-                + (f" and {len(different) - 1} more." if len(different) > 1 else "."),
-                why=f"found after {self.num_steps} steps, at {self._where}: a group has written into a parameter,\n"
-                "or into an averaged gradient, or has stepped with other hyperparameters.",
-                hint="what depends on farspan.data_rank() may choose batches, and read; not change the model",
-            )
+            raise groups_differ("weights", different, f"{self.num_steps} steps, at {self._where}")
 
     def _start(self, words: str) -> int:
         """Says to all ranks of all groups what this one begins; returns the number by which to wait for them."""
@@ -285,7 +313,7 @@ class Reduction:
 
     def agree(self, what: str) -> None:
         """Returns when all ranks of all groups are about to do the same, for which they need each other."""
-        number = self._start(f"{what}, after {self.num_steps} steps of optimizers")
+        number = self._start(f"{what}, after {self.num_steps} steps of optimizers{self._settings}")
         with self.engine.executing():
             self.everybody.wait_agreed(number, self.engine.deadline_s)
 
@@ -310,8 +338,9 @@ class Reduction:
     def _tell_group(self) -> None:
         """Shares in the group which gradients there are, which may have changed."""
         engine = self.engine
-        self.is_due = False
+        self._is_due = False
         self._touched.clear()
+        self.outside.end()
         engine.recorder.gradients.forget()
         if self.channel.world_size > 1:
             key = f"gradients after window {self.num_windows}"
@@ -325,7 +354,7 @@ class Reduction:
         """Returns the buckets of the latest window."""
         return [] if self._layout is None else self._layout[1]
 
-    def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]:
+    def buckets_of(self, own: Sequence[Trained], mask: bytes) -> list[Bucket]:
         """Returns how the gradients of parameters are laid out.
 
         Args:
@@ -335,17 +364,6 @@ class Reduction:
         if self._layout is None or self._layout[0] != mask:
             self._layout = (mask, bucket_layout([placed for placed, is_in in zip(own, mask, strict=True) if is_in]))
         return self._layout[1]
-
-    def watch(self, placed: Placed) -> None:
-        """Let the window know, in this step and in later ones, when autograd has added to a gradient."""
-        known = self._watched.get(placed.name)
-        if known is None or known.variable is not placed.tensor:
-            self._watched[placed.name] = node = get_gradient_edge(placed.tensor).node
-            node.register_hook(functools.partial(self._added, placed.name))
-
-    def _added(self, name: str, *_: Any) -> None:
-        if self._window is not None:
-            self._window.added(name)
 
     def wait(self, work: Pending) -> None:
         """Return when a collective is over.
@@ -364,8 +382,6 @@ class Reduction:
                     hint="look at the logs of the other ranks; FARSPAN_DEADLINE=seconds allows longer waits",
                 ) from error
 
-    # What all ranks of all groups must have alike.
-
     def _history(self, step: int) -> list[Entry]:
         return [(key_of(self._words), f"{self._words}, at {self._where}", _SAME_WINDOWS)]
 
@@ -377,5 +393,5 @@ class Reduction:
 
     def close(self) -> None:
         """The program is over."""
-        self._watched.clear()
+        self._watcher.close()
         self.peers.close()

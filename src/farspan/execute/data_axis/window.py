@@ -7,11 +7,13 @@ mask|                 [d d|c c] [b b|a]     collectives: which gradients, then t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.comm.transport import TransferError
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farspan.comm.collectives import Collectives, Pending
-    from farspan.execute.data_axis.gradient_buckets import Bucket
+    from farspan.execute.data_axis.gradient_buckets import Bucket, Trained
     from farspan.program.program import Program
 
-__all__ = ["Additions", "Window", "additions_of"]
+__all__ = ["Additions", "Watcher", "Window", "additions_of"]
 
 
 @dataclass(slots=True)
@@ -42,14 +44,15 @@ class Additions:
 class Groups(Protocol):
     """The protocol of the rank's `Reduction`, as a window uses it."""
 
-    num_groups: int
-    peers: Collectives
-
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def peers(self) -> Collectives: ...
     @property
     def outlives_losses(self) -> bool: ...
 
-    def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]: ...
-    def watch(self, placed: Placed) -> None: ...
+    def buckets_of(self, own: Sequence[Trained], mask: bytes) -> list[Bucket]: ...
+    def watch(self, placed: Trained) -> None: ...
     def wait(self, work: Pending) -> None: ...
 
 
@@ -58,14 +61,14 @@ class Window:
 
     Args:
         number: Windows are counted from 0.
-        own: This rank's parameters, in the order of the model.
+        own: This rank's parameters, in the order of the model; or what else is trained.
         touched: The names of those of them to whose gradients something is added before it ends.
         additions: Of the step that is about to run; nothing where it has run.
         groups: Of this rank.
     """
 
     def __init__(
-        self, number: int, own: list[Placed], touched: Collection[str], additions: Additions, groups: Groups
+        self, number: int, own: Sequence[Trained], touched: Collection[str], additions: Additions, groups: Groups
     ) -> None:
         self.number = number
         self._own = own
@@ -204,6 +207,34 @@ class Window:
             names = [placed.name for placed in bucket.members]
             self._bucket_of.update(dict.fromkeys(names, number))
             self._num_missing.append(sum(name in self._incomplete for name in names))
+
+
+class Watcher:
+    """Lets the window know, in each step, when autograd has added to a gradient.
+
+    Args:
+        window: Gives the window while a step runs.
+    """
+
+    def __init__(self, window: Callable[[], Window | None]) -> None:
+        self._window = window
+        self._nodes: dict[str, Any] = {}
+        """By parameter, autograd's node that adds to its gradient: its hook lasts as long as somebody holds it."""
+
+    def watch(self, placed: Trained) -> None:
+        """Watch the gradient of a parameter, in this step and in later ones."""
+        known = self._nodes.get(placed.name)
+        if known is None or known.variable is not placed.tensor:
+            self._nodes[placed.name] = node = get_gradient_edge(placed.tensor).node
+            node.register_hook(functools.partial(self._added, placed.name))
+
+    def close(self) -> None:
+        self._nodes.clear()
+
+    def _added(self, name: str, *_: Any) -> None:
+        window = self._window()
+        if window is not None:
+            window.added(name)
 
 
 def additions_of(program: Program, parameters: Mapping[str, Placed]) -> Additions:

@@ -49,15 +49,17 @@ class OptimizerStates:
         for it."""
         self._gone: list[int] = []
         """Numbers of those that the program has released since this rank last went on."""
+        self.waits_for_groups = False
+        """Whether ranks of other groups may ask for what was, too: it is forgotten when they have come here."""
         self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
         """For a parameter of this rank, the optimizers that step in a gradient hook, which no other rank sees."""
         self.shown: dict[tuple[int, str], list[torch.Tensor | None]] = {}
         """What optimizers kept beside their state when their last step ended, by number and name of the place: the
         program may have changed its lists before a slower rank asks for what it saw in them.
         """
-        self.elsewhere: Callable[[Optimizer, int, str], Any] | None = None
+        self.elsewhere: Callable[[int, Any, str], Any] | None = None
         """Where state is divided over groups: finds what another group keeps for a parameter of this rank, by
-        parameter; None where this rank has it."""
+        parameter; None where this rank has it. It is given an optimizer's number and what that keeps here."""
         self._next = itertools.count()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
@@ -74,13 +76,22 @@ class OptimizerStates:
             weakref.finalize(optimizer, self._gone.append, number)
         self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
 
+    def keeps(self, number: int) -> bool:
+        """Returns whether another rank may ask for what optimizer `number` keeps, or has kept."""
+        return number in self._states
+
     def num_users(self, optimizer: Optimizer) -> int:
         """Returns how many references to an optimizer's state are held here, to answer what other ranks ask."""
         state = raw_state(optimizer)
         return sum(kept.state is state for kept in self._states.values())
 
     def advance(self) -> None:
-        """Forgets what was before: this rank's program has gone on, and none can ask for it any more."""
+        """Forgets what was before: this rank's program has gone on, and none of its group can ask for it any more."""
+        if not self.waits_for_groups:
+            self.forget()
+
+    def forget(self) -> None:
+        """Forgets what was before: no rank can ask for it any more."""
         while self._gone:
             number = self._gone.pop()
             self._states.pop(number, None)
@@ -101,9 +112,9 @@ class OptimizerStates:
             in_hook = self._in_hooks.get(name)
             states = {} if in_hook is None else raw_state(in_hook)
         elif number in self._states:
-            optimizer = self._optimizers.get(number)
-            states = None if optimizer is None or self.elsewhere is None else self.elsewhere(optimizer, number, name)
-            states = self._states[number].state if states is None else states
+            kept = self._states[number].state
+            states = None if self.elsewhere is None else self.elsewhere(number, kept, name)
+            states = kept if states is None else states
         else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
@@ -130,12 +141,12 @@ class OptimizerStates:
         if shown is not None:
             return [shown[place] if place < len(shown) else None for place in places]
         optimizer: Any = self._optimizers.get(number)
-        if optimizer is not None and self.elsewhere is not None:
-            states = self.elsewhere(optimizer, number, name)
-            if states is not None:
-                optimizer = SimpleNamespace(state=states, param_groups=[])
         if optimizer is None:
             optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
+        if self.elsewhere is not None:
+            states = self.elsewhere(number, raw_state(optimizer), name)
+            if states is not None:
+                optimizer = SimpleNamespace(state=states, param_groups=[])
         return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
 
     @staticmethod

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from farspan.errors import RecordError
@@ -191,6 +192,8 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     engine = current_engine()
     placed = [] if engine is None else placed_in(optimizer, engine.recorder.placed)
     if engine is None or not placed:
+        if engine is not None and engine.groups.outside is not None and engine.recorder.is_recording:
+            _average_outside(engine, optimizer)
         return None
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
         _check_step_in_hook(engine, optimizer)
@@ -198,7 +201,10 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     engine.recorder.hooks.check_step(placed)
     if not engine.recorder.is_in_optimizer:
         what = "step(), with hooks," if _shares(engine).needs_hooks_everywhere(optimizer) else "step()"
-        engine.events.step(optimizer, what, engine.recorder.placed)
+        digest = engine.events.step(optimizer, what, engine.recorder.placed)
+        engine.groups.note_step(optimizer, digest)
+        if engine.groups.outside is not None:
+            engine.groups.outside.add(_outside(engine, optimizer))
     steps = engine.values.optimizers
     if engine.recorder.is_in_optimizer:  # a step that calls the one of its base class, or of an optimizer it wraps
         steps.depth += 1
@@ -221,6 +227,20 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
         return args, kwargs
     engine.recorder.enter_optimizer()
     return (share, *args[1:]), kwargs
+
+
+def _outside(engine: Engine, optimizer: Optimizer) -> list[torch.Tensor]:
+    """Returns the tensors of an optimizer that are not of the model."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    return [tensor for tensor in tensors if id(tensor) not in engine.recorder.placed]
+
+
+def _average_outside(engine: Engine, optimizer: Optimizer) -> None:
+    """Lets all groups have the mean of the gradients of parameters outside the model, which an optimizer has alone."""
+    trained = [tensor for tensor in _outside(engine, optimizer) if isinstance(tensor, torch.nn.Parameter)]
+    if trained and engine.groups.outside is not None:
+        engine.groups.outside.add(trained)
+        _run_recorded(engine, "optimizer.step()")
 
 
 def _begin(engine: Engine, optimizer: Optimizer) -> None:

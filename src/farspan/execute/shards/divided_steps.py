@@ -21,6 +21,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from farspan.comm.tensor_bytes import raw_bytes
+from farspan.execute.data_axis.first_group import COMPARED_EVERY, find_different, groups_differ, sample_of
 from farspan.execute.optimizers.own_share import broadcast_numbers, stand_in, treats_each_parameter
 from farspan.execute.optimizers.shown import keeps_beside_state
 from farspan.torch_private import DisableTorchFunction, has_step_hooks, raw_grad
@@ -119,9 +120,25 @@ class DividedSteps:
                 kind = type(optimizer).__name__
                 self._engine.console.warn(f"farspan: each group keeps the whole state of {kind}: {reason}.")
             return None
+        self._compare_gradients(placed)
         self._states.divide(optimizer)
         self._running = optimizer
         return stand_in(optimizer, {id(item.tensor) for item in placed if self._homes.is_here(item)})
+
+    def _compare_gradients(self, placed: Sequence[Placed]) -> None:
+        """One group alone steps with a gradient that all have: samples of them are compared, often at first.
+
+        Raises:
+            DivergenceError: A group has written something else into an averaged gradient.
+        """
+        number, groups = self._peers.clock, self._groups
+        if number & (number - 1) and number % COMPARED_EVERY:
+            return
+        own = [item for item in placed if item.is_owned and item.meta.numel]
+        with self._engine.executing():
+            different = find_different(own, groups.peers, groups.wait, _sample_of_gradient)
+            if different:
+                raise groups_differ("gradients", different, f"{number} steps")
 
     def end(self, placed: Sequence[Placed]) -> None:
         """Ends a step: gives all groups the values that are new."""
@@ -154,6 +171,7 @@ class DividedSteps:
         if self._parameters is not None:
             self._parameters.settle()
         self._groups.agree(what)
+        self._states.forget()
 
     def _gather(self, optimizer: Optimizer) -> None:
         was_divided = self._states.is_divided(optimizer)
@@ -202,6 +220,11 @@ def _why_whole(optimizer: Optimizer, placed: Sequence[Placed]) -> str:
     if keeps_beside_state(optimizer):
         return "its settings are tensors of one rank"
     return ""
+
+
+def _sample_of_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    gradient = raw_grad(tensor)
+    return torch.empty(0) if gradient is None else sample_of(gradient)
 
 
 def _flat_of(item: Placed) -> torch.Tensor:

@@ -62,8 +62,9 @@ class DividedStates:
         self._engine = engine
         self._homes = homes
         self._peers = peers
-        self._divided: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
-        """The states that are divided: an optimizer may be given another one."""
+        self._divided: dict[int, Any] = {}
+        """The states that are divided, by number of an optimizer, which may be given another one: also of those that
+        the program has released, while another group may ask for them."""
         self._sharded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those whose latest step was divided, even if this group has looked at the whole state since."""
         self._copying = threading.Lock()
@@ -72,9 +73,19 @@ class DividedStates:
         """By number of an optimizer whose whole state the program holds: what was at home here, by parameter."""
         peers.answer_with({"state": lambda what: self._state(*what), "structure": lambda what: self._structure(*what)})
         engine.values.optimizers.elsewhere = self._elsewhere
+        engine.values.optimizers.waits_for_groups = True
 
     def is_divided(self, optimizer: Optimizer) -> bool:
-        return optimizer in self._divided and self._divided[optimizer] is raw_state(optimizer)
+        number = self._engine.values.optimizers.number_of(optimizer)
+        return number in self._divided and self._divided[number] is raw_state(optimizer)
+
+    def forget(self) -> None:
+        """All groups are here: none asks any more for what an optimizer has kept that the program has released."""
+        optimizers = self._engine.values.optimizers
+        optimizers.forget()
+        for number in [number for number in self._divided if not optimizers.keeps(number)]:
+            del self._divided[number]
+            self._as_they_were.pop(number, None)
 
     def is_held(self, optimizer: Optimizer) -> bool:
         """Returns whether the program holds a divided state, or what is in it for a parameter, at the end of a step."""
@@ -100,7 +111,7 @@ class DividedStates:
         for item in placed_in(optimizer, self._engine.recorder.placed):
             if not self._homes.is_here(item):
                 state.pop(item.tensor, None)
-        self._divided[optimizer] = state
+        self._divided[self._number_of(optimizer)] = state
         self._sharded.add(optimizer)
         self._as_they_were.pop(self._number_of(optimizer), None)
 
@@ -122,7 +133,7 @@ class DividedStates:
         state.clear()
         state.update({item.tensor: found[item.name] for item in placed if item.name in found})
         state.update(strays)
-        self._divided.pop(optimizer, None)
+        self._divided.pop(number, None)
 
     def whole(self, optimizer: Optimizer) -> defaultdict[Any, Any]:
         """Returns a copy of its whole state, with the data of all ranks of all groups."""
@@ -136,11 +147,11 @@ class DividedStates:
         whole.update((key, copy.deepcopy(kept)) for key, kept in state.items() if key not in whole)
         return whole
 
-    def _elsewhere(self, optimizer: Optimizer, number: int, name: str) -> Any:
+    def _elsewhere(self, number: int, state: Any, name: str) -> Any:
         """Returns what another group keeps for a parameter, for a rank of this one that asks this one: by parameter,
         or None where this rank has it."""
         item = self._engine.parameters.get(name)
-        if item is None or not self.is_divided(optimizer) or self._homes.is_here(item):
+        if item is None or self._divided.get(number) is not state or self._homes.is_here(item):
             return None
         return {item.tensor: self._fetched(number, [item]).get(name)}
 

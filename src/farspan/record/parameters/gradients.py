@@ -111,6 +111,8 @@ class Gradients:
             return
         self._note_sparse(placed, gradient)
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+        if gradient is not None:
+            recorder.engine.groups.touch(placed)
 
     def clear(self, items: Sequence[Placed]) -> bool:
         """`param.grad = None` for each of several parameters that has one; False where each is to be seen by itself."""

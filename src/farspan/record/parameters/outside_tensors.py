@@ -73,14 +73,27 @@ class Outside:
 def access_gradient(recorder: Recording | None, function: Any, args: tuple[Any, ...]) -> Any:
     """Get, set or delete the gradient of a plain tensor, after the backwards that may change it."""
     outside = recorder.outside if recorder is not None and recorder.is_recording else None
-    if recorder is not None and outside is not None and outside.is_used and recorder.num_pending_backwards:
-        recorder.engine.flush("the gradient of a tensor outside the model")
+    is_set = len(args) == 2 and args[1] is not None
+    trained = None
+    if recorder is not None and outside is not None:
+        is_parameter = type(args[0]) is torch.nn.Parameter and id(args[0]) not in recorder.placed
+        trained = recorder.engine.groups.outside if is_parameter else None
+        ends_window = trained is not None and not is_set
+        has_passed_barrier = outside.is_used and recorder.num_pending_backwards > 0
+        if has_passed_barrier:
+            recorder.engine.flush("the gradient of a tensor outside the model", ends_window=ends_window)
+        if trained is not None:
+            trained.add(args[:1])
+        if ends_window:
+            recorder.engine.average_gradients(has_passed_barrier=has_passed_barrier)
     if len(args) == 2 and type(args[1]) is LazyTensor and type(args[0]) is not LazyTensor:
         args = (args[0], args[1].read())  # a gradient of what every rank has
     with DisableTorchFunctionSubclass():
         result = function(*args)
     if outside is not None:
         outside.note_gradient(result)
+        if trained is not None and is_set:
+            trained.touch(args[0])
     return result
 
 
