@@ -97,8 +97,7 @@ def read_between(model: Any, group: int, found: Found) -> Iterator[None]:
 
 def kept_between(model: Any, group: int, found: Found) -> Iterator[None]:
     """A gradient and a view of it are kept over steps, and used where losses alone have been read since a backward."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept = row = None
+    optimizer, kept, row = torch.optim.SGD(model.parameters(), lr=0.1), None, None
     for step in range(NUM_STEPS):
         optimizer.zero_grad(set_to_none=False)
         loss = accumulate(model, batches(step, group))
@@ -148,8 +147,7 @@ def unused(model: Any, group: int, found: Found) -> Iterator[None]:
         for x, y in batches(step, group):
             F.cross_entropy(model(x, group if step % 2 else 0), y).backward()
         yield
-        for name, item in model.named_parameters():
-            found[f"has {step} {name}"] = float(item.grad is not None)
+        found.update({f"has {step} {name}": float(item.grad is not None) for name, item in model.named_parameters()})
         optimizer.step()
 
 
@@ -170,8 +168,7 @@ def tied(model: Any, group: int, found: Found) -> Iterator[None]:
     for step in range(NUM_STEPS):
         generator = torch.Generator().manual_seed(10 * step + group)
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        for _ in range(2):
-            tokens = torch.randint(11, (3, 5), generator=generator)
+        for tokens in torch.randint(11, (2, 3, 5), generator=generator):
             F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1).flatten()).backward()
         yield
         found[f"norm {step}"] = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -235,8 +232,7 @@ def evaluated(model: Any, group: int, found: Found) -> Iterator[None]:
             given = batches(100 + step, group, 1 + 2 * group)
             found[f"accuracy {step}"] = sum((model(x).argmax(1) == y).sum().item() for x, y in given)
             model.train()
-    for name, item in average.named_parameters():
-        found[f"average {name}"] = item.detach().sum().item()
+    found.update({f"average {name}": item.detach().sum().item() for name, item in average.named_parameters()})
 
 
 def scaled(model: Any, group: int, found: Found) -> Iterator[None]:
@@ -305,21 +301,18 @@ def penalised(model: Any, group: int, found: Found) -> Iterator[None]:
 
 def set_by_hand(model: Any, group: int, found: Found) -> Iterator[None]:
     """Gradients that the program has computed and sets, with no backward: those of its own group."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    weights = list(model.parameters())
+    optimizer, weights = torch.optim.AdamW(model.parameters(), lr=1e-2), list(model.parameters())
     for step in range(NUM_STEPS):
-        (x, y), (x2, y2) = batches(step, group)
-        first = torch.autograd.grad(F.cross_entropy(model(x), y), weights)
-        second = torch.autograd.grad(F.cross_entropy(model(x2), y2), weights)
-        for item, ours, theirs in zip(weights, first, second, strict=True):
-            item.grad = ours + 0.5 * theirs
+        parts = [torch.autograd.grad(F.cross_entropy(model(x), y), weights) for x, y in batches(step, group)]
+        for number, item in enumerate(weights):
+            item.grad = parts[0][number] + 0.5 * parts[1][number]
         yield
         found[f"norm {step}"] = nn.utils.clip_grad_norm_(weights, 0.5)
         optimizer.step()
 
 
 def net_and_outside() -> nn.Module:
-    """A model, and beside it a module, a parameter and a plain tensor that are trained with it."""
+    """A model, and what is trained with it: a module, a parameter and a plain tensor."""
     model: Any = net()
     model.outside = [nn.Linear(4, 4), nn.Parameter(torch.ones(8)), torch.zeros(4, requires_grad=True)]
     return model
@@ -331,18 +324,16 @@ def learned_outside(model: Any, group: int, found: Found) -> Iterator[None]:
     both = torch.optim.SGD([*model.parameters(), shift], lr=0.1, momentum=0.9)
     alone = torch.optim.AdamW([*head.parameters(), scale], lr=1e-2)
     for step in range(NUM_STEPS):
-        both.zero_grad()
-        alone.zero_grad()
+        for optimizer in (both, alone):
+            optimizer.zero_grad()
         for x, y in batches(step, group):
             F.cross_entropy(head(model(x * scale)) + shift, y).backward()
         yield
         if step % 2:
-            found[f"norm {step}"] = nn.utils.clip_grad_norm_(head.parameters(), 0.3)
-        if step == 2:
-            found[f"slope {step}"] = scale.grad.sum().item()
-        alone.step()
-        both.step()
-        found[f"outside {step}"] = torch.cat([head.weight.flatten(), head.bias, scale, shift]).detach().sum()
+            found[f"norm {step}"] = nn.utils.clip_grad_norm_([*head.parameters(), scale], 0.3)
+        for optimizer in (alone, both):
+            optimizer.step()
+        found[f"outside {step}"] = torch.cat([head.weight.flatten(), scale, shift]).detach().sum()
 
 
 class Mixed(nn.Module):

@@ -19,7 +19,16 @@ READ = Path(__file__).parent / "read_sharded.py"
 TRAIN = Path(__file__).parent / "train_sharded.py"
 IN_GROUPS = Path(__file__).parents[1] / "data_axis" / "train_in_groups.py"
 FAIL = Path(__file__).parent / "fail_sharded.py"
-SEEN_BY_OTHER_RANKS = ["AdamW", "looked at", "asked once", "held", "put in a dictionary", "hooks", "checkpointed"]
+SEEN_BY_OTHER_RANKS = [
+    "AdamW",
+    "looked at",
+    "asked once",
+    "held",
+    "put in a dictionary",
+    "hooks",
+    "LBFGS",
+    "checkpointed",
+]
 
 
 def train(num_ranks: int, spec: str, names: list[str], folder: Path) -> list[dict[str, Any]]:

@@ -225,6 +225,16 @@ def checkpointed(model: Any, group: int, found: Found) -> Iterator[None]:
     note_bytes("checkpointed", optimizer)
 
 
+def kept_in_a_list(model: Any, group: int, found: Found) -> Iterator[None]:
+    """LBFGS has the list of its parameters among its attributes, and steps with all of them together."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = accumulate(model, batches(step, group))
+        yield
+        optimizer.step(lambda loss=loss: loss)
+
+
 def case(program: Any, build: Any = net, plan: Any = HALVES) -> GroupCase:
     return GroupCase(build, program, plan)
 
@@ -242,6 +252,7 @@ CASES = {
     "put in a dictionary": case(put_in_a_dictionary),
     "hooks": case(with_hooks),
     "together": case(trained_by(Together)),
+    "LBFGS": case(kept_in_a_list),
     "unused": case(some_unused, Apart, APART),
     "tied": case(tied, Tied, {"embed": "rank:0", "body": "rank:1", "head": "rank:0"}),
     "checkpointed": case(checkpointed),

@@ -5,13 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from tests.support.ranks import run_threads
-from tests.wide.loops import Net, loss_of, run
+from tests.wide.loops import Net, X, loop, loss_of, run, state_of
 from tests.wide.test_loops import largest_difference, same
 
 import farspan
 from farspan.errors import PlanError, RecordError
 from farspan.execute.process.world import current_engine
+
+
+@loop
+def inferred(model: Any) -> Any:
+    """Evaluation in inference mode, also between a forward and its step, and training on."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found: list[Any] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with torch.inference_mode():
+            found += [model(X).argmax(-1).tolist(), model.head.weight.norm().item()]
+        loss_of(model, step + 1).backward()
+        optimizer.step()
+    return found, state_of(model)
+
 
 CHOSEN = (
     "clipped_adamw",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import farspan
 
-__all__ = ["LOOPS", "Net", "loss_of", "run", "state_of"]
+__all__ = ["LOOPS", "Net", "X", "loop", "loss_of", "run", "state_of"]
 
 _generator = torch.Generator().manual_seed(1)
 X = torch.randn(6, 8, generator=_generator)
@@ -112,21 +112,6 @@ def evaluated(model: Any) -> Any:
             outputs = [model(X - number) for number in range(3)]
         found += [output.tolist() for output in outputs]
         model.train()
-    return found, state_of(model)
-
-
-@loop
-def inferred(model: Any) -> Any:
-    """Evaluation in inference mode, also between a forward and its step, and training on."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    found: list[Any] = []
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        with torch.inference_mode():
-            found += [model(X).argmax(-1).tolist(), model.head.weight.norm().item()]
-        loss_of(model, step + 1).backward()
-        optimizer.step()
     return found, state_of(model)
 
 

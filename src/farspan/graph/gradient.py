@@ -105,7 +105,8 @@ class _Walk:
                 raise RuntimeError(
                     "Trying to backward through the graph a second time (or directly access saved tensors after they "
                     "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
-                    "second time."
+                    f"second time. An earlier backward went through {call.describe()}, which runs as one unit: all "
+                    "that it returned has one graph."
                 )
             self._go_through(call)
 

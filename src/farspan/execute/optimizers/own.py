@@ -16,7 +16,7 @@ _tensor._farspan_is_own = False
 def make_own(result: Any) -> Any:
     """Let the tensors of `result` be known as those that only this rank has."""
     if isinstance(result, torch.Tensor):
-        if type(result) is not nn.Parameter:  # of which it is known where they are
+        if not isinstance(result, nn.Parameter):  # of which it is known where they are, also of those that are away
             result._farspan_is_own = True  # type: ignore[attr-defined]
     elif isinstance(result, (list, tuple)):
         for item in result:

@@ -356,7 +356,7 @@ class StepView(TorchFunctionMode):
         """A replicated tensor has been written into with data of another rank."""
         if self.ranks_of([tensor]):
             return
-        if type(tensor) is nn.Parameter:
+        if isinstance(tensor, nn.Parameter):
             self.recorder.refuse(
                 "an optimizer's step writes what it computes of one rank's parameters into one outside the model",
                 hint="make it a parameter of the model that is distributed",
