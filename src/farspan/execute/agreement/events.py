@@ -176,7 +176,8 @@ class _Group:
 
 def settings_in_words(optimizer: Optimizer, digest: int) -> str:
     """Returns words that differ where the settings of an optimizer do, of which `digest` is one."""
-    rates = dict.fromkeys([f"{float(group['lr']):.6g}" for group in optimizer.param_groups if "lr" in group])
+    found = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    rates = dict.fromkeys([f"{rate:.6g}" if isinstance(rate, int | float) else "a tensor" for rate in found])
     return f"{type(optimizer).__name__}, lr {', '.join(rates)}, settings {digest & 0xFFFFFFFF:08x}"
 
 
