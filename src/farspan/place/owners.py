@@ -100,6 +100,9 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
     placed: dict[int, Placed] = {}
     if not all(map(plan.is_mine, set(plan.home) | set(plan.owner.values()))):
         cut_from_parameters(model)
+    outside = recorder.engine.groups.outside
+    if outside is not None:
+        outside.discard(model.parameters())
     with without_weak_references(model):
         for name, parameter in model.named_parameters():
             placed[id(parameter)] = _placed(prefix + name, parameter, plan, plan.owner[name], is_parameter=True)

@@ -62,6 +62,8 @@ class TrainedOutside:
         self._items: list[_Tensor] = []
         self._numbers: dict[int, int] = {}
         """The number of each, by id."""
+        self._hooks: dict[str, Any] = {}
+        """What says of each that autograd has added to its gradient."""
         self._touched: dict[str, None] = {}
         self._buckets: list[Bucket] = []
         """Of the latest window."""
@@ -89,7 +91,17 @@ class TrainedOutside:
         self._numbers[id(tensor)] = number
         if raw_grad(tensor) is not None:
             self._touched[name] = None
-        tensor.register_post_accumulate_grad_hook(lambda _: self._touched.update({name: None}))
+        self._hooks[name] = tensor.register_post_accumulate_grad_hook(lambda _: self._touched.update({name: None}))
+
+    def discard(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These become parameters of a model that is distributed: nothing here refers to them any more."""
+        for tensor in tensors:
+            number = self._numbers.pop(id(tensor), None)
+            if number is not None and self._items[number].alive() is tensor:
+                item = self._items[number]
+                self._items[number] = _Tensor(item.name, item.meta, lambda: None)
+                self._hooks.pop(item.name).remove()
+                self._touched.pop(item.name, None)
 
     def touch(self, tensor: torch.Tensor) -> None:
         """The program has set the gradient of one that it is known to train."""
