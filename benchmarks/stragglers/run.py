@@ -151,7 +151,7 @@ def bound_of(args: Any, speeds: Sequence[float]) -> tuple[float, float]:
 def measure(args: Any) -> list[dict[str, Any]]:
     words = ["--ranks", args.ranks, "--layers", args.layers, "--rank", args.rank, "--factor", args.factor]
     words += ["--unit", args.unit, "--micro-batches", args.micro_batches, "--most-steps", args.most_steps]
-    words += ["--recover"] if args.recover else []
+    words += ["--recover" if args.recover else "--no-recover"]
     with tempfile.TemporaryDirectory() as folder:  # nothing is known of an earlier run
         environment = {"XDG_CACHE_HOME": folder, "FARSPAN_STRAGGLER": str(args.hold)}
         rows: list[dict[str, Any]] = run_ranks(
