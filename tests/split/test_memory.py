@@ -12,6 +12,7 @@ from tests.wide.loops import Net, loss_of
 import farspan
 from farspan.execute.process.world import current_engine
 from farspan.graph import BackwardSegment, Segment, SliceName, whole_name
+from farspan.record.parameters.away import AwayParameter
 
 
 def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_there() -> None:
@@ -20,7 +21,7 @@ def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_th
 
     def on_rank(rank: int) -> list[tuple[int, int]]:
         model = farspan.distribute(Net(), tensor_parallel=2)
-        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer = torch.optim.Adafactor(model.parameters())  # for which parameters stay whole
         engine = current_engine()
         assert engine is not None
         seen: list[tuple[int, int]] = []
@@ -48,6 +49,40 @@ def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_th
         assert slices[-1] == 0
         assert max(replaced) == 0
         assert slices[len(slices) * 3 // 4] < max(slices), "they go one after another"
+
+
+def test_slices_that_members_own_are_not_sent() -> None:
+    """And a rank holds half of what one process does, also while parameters go into slices and come home."""
+
+    def on_rank(rank: int) -> list[tuple[int, int]]:
+        model = farspan.distribute(Net(), tensor_parallel=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        engine = current_engine()
+        assert engine is not None
+        found: list[tuple[int, int]] = []
+        sent: list[int] = []
+        replicas: Any = engine.executor.replicas
+        end_step = replicas.end_step
+
+        def note(graphs: Any, entries: Any) -> None:
+            sent.append(sum(type(name) is SliceName for name, _ in entries))
+            end_step(graphs, entries)
+
+        replicas.end_step = note
+        for number in range(5):
+            optimizer.zero_grad()
+            loss_of(model, number).backward()
+            optimizer.step()
+            own = [item.tensor for item in engine.parameters.values() if item.is_owned and item.is_parameter]
+            found.append((sent[-1], sum(item.numel() for item in own if type(item) is not AwayParameter)))
+        return found
+
+    one, other = run_threads(2, on_rank)
+    num_elements = sum(item.numel() for item in Net().parameters())
+    assert one[0][0] > 0 and other[0][0] > 0
+    for found in (one, other):
+        assert all(sent == 0 for sent, _ in found[3:])
+    assert [mine + theirs for (_, mine), (_, theirs) in zip(one, other, strict=True)] == [num_elements] * 5
 
 
 def test_slices_stay_where_parameters_do() -> None:

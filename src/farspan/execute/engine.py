@@ -32,6 +32,7 @@ from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.data_axis.one_group import Groups, OneGroup
 from farspan.execute.gradient_masks import GradientMasks, accumulate, clear_gradients, set_gradient
 from farspan.execute.process.console import Console
+from farspan.execute.slices.in_place import SlicesInPlace
 from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
@@ -95,7 +96,9 @@ class Engine:
         self.agreement = self.agreement_of_all = Agreement(side, deadline_s)
         self.groups: Groups = OneGroup()  # into which all ranks are divided
         self.values = SharedValues(side, self.parameters, deadline_s)
-        self.is_present_gradient = self.values.gradients.is_present
+        self.is_present_gradient, self.show_gradient = self.values.gradients.is_present, self.values.gradients.show
+        self.has_sparse_gradient = self.masks.is_sparse
+        self.slices = SlicesInPlace(self)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.teams)
         side.history = self._history.entries
         side.on_failure = self._on_failure
@@ -162,6 +165,7 @@ class Engine:
         graphs = self.recorder.take_pending()
         if not graphs:
             return
+        self.slices.before_run(graphs)
         for value in [value for graph in graphs for value in graph.sources]:
             check_computed(value)
         step = next(self._steps)
@@ -307,19 +311,14 @@ class Engine:
 
     def average_gradients(self, *, has_passed_barrier: bool) -> None:
         self.groups.end_window(has_passed_barrier=has_passed_barrier)
+        self.slices.bring_late()
 
     def has_gradient(self, placed: Placed) -> bool:
         return raw_grad(placed.tensor) is not None if self.num_ranks == 1 else self.masks.has_gradient(placed)
 
-    def has_sparse_gradient(self, placed: Placed) -> bool:
-        return self.masks.is_sparse(placed)
-
     def sparse_gradient(self, placed: Placed) -> torch.Tensor:
         """Returns a sparse gradient that is there: the own one itself, or a copy of another rank's."""
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
-
-    def show_gradient(self, placed: Placed, value: Value) -> None:
-        self.values.gradients.show(placed, value)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         self.events.set_gradient(placed.name, gradient)

@@ -10,6 +10,7 @@ import torch
 
 from farspan.call.leaf import Placed
 from farspan.graph import Value
+from farspan.record.team.slices.owned import OwnedSlices
 from farspan.torch_private import DisableTorchFunction, raw_grad, without_modes_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class GradientMasks:
         """The names of parameters whose gradient is sparse."""
         self._has_gradient: dict[str, bool] = {}
         self._coming: Exchange | None = None
+        self.owned = OwnedSlices()
+        """The slices that members own, of which all or none have a gradient."""
 
     def own(self) -> bytes:
         """Returns one byte for each parameter of this rank."""
@@ -74,7 +77,8 @@ class GradientMasks:
 
     def has_gradient(self, placed: Placed) -> bool:
         self.resolve()
-        return self._has_gradient.get(placed.name, False)
+        slices = self.owned.slices.get(placed.name)
+        return self._has_gradient.get(slices[0].name if slices else placed.name, False)
 
     def names(self) -> list[str]:
         """Returns the parameters that have a gradient."""
@@ -124,9 +128,10 @@ def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradien
 
 def clear_gradients(masks: GradientMasks, kept: KeepsGradients, items: Sequence[Placed]) -> list[str]:
     """Deletes the gradients of parameters that have one; returns their names."""
+    own = masks.owned.spread(items)
     with DisableTorchFunction():
-        masks.clear(items)
-        kept.replace(items, None)
+        masks.clear(own)
+        kept.replace(own, None)
     return [item.name for item in items]
 
 

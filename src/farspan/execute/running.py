@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.control.channel import SideChannel
     from farspan.execute.agreement.agreement import Agreement
+    from farspan.execute.data_axis.one_group import Groups
     from farspan.execute.gradient_masks import GradientMasks
     from farspan.execute.process.console import Console
     from farspan.execute.step.executor import Executor
@@ -38,6 +39,7 @@ class Running(Protocol):
     values: SharedValues
     console: Console
     masks: GradientMasks
+    groups: Groups
     after_step: list[Callable[[], None]]
     after_abort: list[Callable[[], None]]
 
@@ -46,4 +48,5 @@ class Running(Protocol):
     def executing(self) -> AbstractContextManager[None]: ...
     def is_mine(self, value: Value) -> bool: ...
     def owner_of(self, value: Value) -> int: ...
+    def parameters_changed(self) -> None: ...
     def settle(self, graphs: Sequence[Graph], program: Program) -> None: ...

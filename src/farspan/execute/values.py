@@ -126,6 +126,10 @@ class SharedValues:
             found.update(zip(theirs, data, strict=True))
         return found
 
+    def pull_slice(self, rank: int, name: str) -> torch.Tensor:
+        """Ask `rank` for a slice of a parameter that it owns, by name."""
+        return self._pull_parameters(rank, [name])[0]
+
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
         return self._ask(rank, "parameters", list(names))[1]
 

@@ -49,6 +49,7 @@ from farspan.record.surgery.attempt import begin_attempt, past_attempts
 from farspan.record.surgery.closed import close
 from farspan.record.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
 from farspan.record.team.calls import call_split, watch_checkpoints
+from farspan.record.team.slices.gradient import SlicedGradient, dispatch_gradient
 from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import (
@@ -103,6 +104,8 @@ class Intercept(TorchFunctionMode):
 
     def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        if SlicedGradient in types:
+            return dispatch_gradient(func, args, kwargs)
         if LaneTensor in types:
             return LaneTensor.__torch_function__(func, types, args, kwargs)
         if recorder.batches.counts is not None and func in LOSSES:

@@ -83,6 +83,7 @@ class ParameterGradients(Protocol):
     def get(self, placed: Placed) -> torch.Tensor | None: ...
     def set(self, placed: Placed, gradient: Any) -> None: ...
     def accumulate(self, placed: Placed, gradient: Any) -> None: ...
+    def in_slices(self) -> list[Any]: ...
 
 
 class OutsideTensors(Protocol):
@@ -112,11 +113,26 @@ class Draws(Protocol):
     def note(self, function: Any) -> None: ...
 
 
+class SlicesOfMembers(Protocol):
+    """The slices of parameters that members of split stages own themselves."""
+
+    slices: dict[str, tuple[Placed, ...]]
+    is_looked_at: bool
+    come_home: Callable[[str], None]
+
+    def need_whole(self, placed: Placed, what: str) -> None: ...
+    def spread(self, items: Iterable[Placed]) -> list[Placed]: ...
+    def gradient_of(self, recorder: Any, placed: Placed, parts: Sequence[Any], known: object) -> Any: ...
+
+
 class SplitMatrices(Protocol):
     """How the matrices of split stages are split."""
 
     kept_whole: dict[str, str]
     sliced: set[str]
+
+    @property
+    def owned(self) -> SlicesOfMembers: ...
 
 
 class Crossings(Protocol):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Container, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,16 +123,19 @@ class OwnShares:
             A stand-in with the own parameters alone; None where the step needs the whole view.
         """
         known = self._known.get(optimizer)
-        if known is None:
-            return None
-        is_share = _is_plain(optimizer) and not has_closure
-        if not is_share or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left):
-            del self._known[optimizer]
-            broadcast_numbers(engine, optimizer)
+        if (
+            known is None
+            or has_closure
+            or not _is_plain(optimizer)
+            or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left)
+        ):
+            engine.slices.come_home("an optimizer steps otherwise")
+            if self._known.pop(optimizer, None) is not None:
+                broadcast_numbers(engine, optimizer)
             return None
         if not is_as_left:  # what the program has put in its place is every rank's
             _divide(engine, optimizer)
-        return stand_in(optimizer, {id(item.tensor) for item in placed if item.is_owned})
+        return stand_in(optimizer, engine.slices.spread, engine.slices.states())
 
     @staticmethod
     def _is_like(
@@ -159,11 +163,21 @@ class OwnShares:
             broadcast_numbers(engine, optimizer)
 
 
-def stand_in(optimizer: Optimizer, ids: Container[int]) -> Any:
-    """Returns an optimizer that steps, in its place, the parameters of these ids alone."""
-    groups = [{**group, "params": [p for p in group["params"] if id(p) in ids]} for group in optimizer.param_groups]
+def stand_in(
+    optimizer: Optimizer, own: Callable[[list[torch.Tensor]], list[torch.Tensor]], states: Mapping[Any, Any] = {}
+) -> Any:
+    """Returns an optimizer that steps, in its place, a part of its parameters.
+
+    Args:
+        optimizer: About to step.
+        own: Returns, of a group's parameters, what is stepped in their place.
+        states: What is kept for those that are no parameters of the program, by tensor.
+    """
+    groups = [{**group, "params": own(group["params"])} for group in optimizer.param_groups]
     share: Any = object.__new__(type(optimizer))
     share.__dict__.update(vars(optimizer), param_groups=[group for group in groups if group["params"]])
+    if states:
+        share.__dict__["state"] = defaultdict(dict, {**raw_state(optimizer), **states})
     return share
 
 

@@ -68,8 +68,9 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
     for _, part in parts_beside_state(optimizer):
         part.change(change)
     if not is_as_left:
-        for _, _, part in parts_of_state(optimizer, engine.recorder.placed):
-            part.change(change)
+        for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
+            if item is None or not engine.slices.has_given_away(optimizer, item):
+                part.change(change)
 
 
 def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:

@@ -60,6 +60,8 @@ class OptimizerStates:
         self.elsewhere: Callable[[int, Any, str], Any] | None = None
         """Where state is divided over groups: finds what another group keeps for a parameter of this rank, by
         parameter; None where this rank has it. It is given an optimizer's number and what that keeps here."""
+        self.kept_of_slice: Callable[[str], Any] = lambda name: None
+        """Returns what members keep for their slice of a parameter, or for all of them; None for other parameters."""
         self._next = itertools.count()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
@@ -115,6 +117,8 @@ class OptimizerStates:
             kept = self._states[number].state
             states = None if self.elsewhere is None else self.elsewhere(number, kept, name)
             states = kept if states is None else states
+            if (in_slices := self.kept_of_slice(name)) is not None:
+                states = {self.parameters[name].tensor: in_slices}
         else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
@@ -147,6 +151,8 @@ class OptimizerStates:
             states = self.elsewhere(number, raw_state(optimizer), name)
             if states is not None:
                 optimizer = SimpleNamespace(state=states, param_groups=[])
+        if (in_slices := self.kept_of_slice(name)) is not None:
+            optimizer = SimpleNamespace(state={self.parameters[name].tensor: in_slices}, param_groups=[])
         return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
 
     @staticmethod

@@ -47,7 +47,7 @@ def watch_optimizers() -> None:
 def watch_state() -> None:
     """Let `optimizer.state` of all optimizers of this process be what may be seen of it, once there is a use for that:
     they keep it in their attributes as before."""
-    Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
+    Optimizer.state = property(_get_state, _replace_state)  # type: ignore[assignment]
 
 
 class GivenState(dict[str, Any]):
@@ -76,6 +76,14 @@ def _get_state(optimizer: Optimizer) -> Any:
     return state
 
 
+def _replace_state(optimizer: Optimizer, state: Any) -> None:
+    """The program gives an optimizer another state."""
+    engine = current_engine()
+    if engine is not None and engine.recorder.is_recording and "state" in vars(optimizer):
+        engine.slices.look(optimizer)
+    _set_state(optimizer, state)
+
+
 def _set_state(optimizer: Optimizer, state: Any) -> None:
     optimizer.__dict__["state"] = state
     engine = current_engine()
@@ -85,6 +93,11 @@ def _set_state(optimizer: Optimizer, state: Any) -> None:
 
 def _show(engine: Engine, optimizer: Optimizer) -> None:
     """The program may see what the optimizer keeps."""
+    engine.slices.look(optimizer)
+    _show_all(engine, optimizer)
+
+
+def _show_all(engine: Engine, optimizer: Optimizer) -> None:
     steps = engine.values.optimizers
     number = steps.number_of(optimizer)
     shards = engine.groups.shards
@@ -125,15 +138,14 @@ def _state_dict(optimizer: Optimizer) -> Any:
     shards = engine.groups.shards
     is_divided = shards is not None and shards.is_divided(optimizer)
     if not is_divided:
-        _show(engine, optimizer)
+        _show_all(engine, optimizer)
     own, is_held = raw_state(optimizer), optimizer in engine.values.optimizers.held
-    optimizer.state = (
-        shards.whole_state(optimizer) if shards is not None and is_divided else _whole_state(engine, optimizer)
-    )
+    whole = shards.whole_state(optimizer) if shards is not None and is_divided else _whole_state(engine, optimizer)
+    _set_state(optimizer, whole)
     try:
         found = _original_state_dict(optimizer)
     finally:
-        optimizer.state = own
+        _set_state(optimizer, own)
         if not is_held:
             engine.values.optimizers.held.discard(optimizer)
     found["param_groups"] = read_recorded(found["param_groups"])
@@ -145,6 +157,9 @@ def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
     kept, whole = raw_state(optimizer), defaultdict[Any, Any](dict)
     for placed in placed_in(optimizer, engine.recorder.placed):
         state = kept.get(placed.tensor)
+        if engine.slices.keeps(optimizer, placed):
+            whole[placed.tensor] = read_recorded(engine.slices.kept_of(optimizer, placed))
+            continue
         steps_elsewhere = number is not None or engine.recorder.runs_each_backward
         if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
             state = engine.values.pull_state(engine.teams[placed.stage].leader.rank, number, placed.name) or state
@@ -161,6 +176,7 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
     if engine is None:
         _original_load(optimizer, state_dict)
         return
+    engine.slices.come_home("optimizer.load_state_dict()")
     engine.barrier("optimizer.load_state_dict()")  # nobody reads the old state any more
     if engine.groups.shards is not None:
         engine.groups.shards.begin_load(optimizer)
@@ -213,6 +229,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
     if not begins_with_closure:
         _run_recorded(engine, "optimizer.step()")
+    engine.slices.begin_step()
     args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
     is_as_left = optimizer in steps.stepped
     _begin(engine, optimizer)
@@ -352,12 +369,15 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if placed:
         steps.depth -= 1
         if steps.depth == 0:
-            if engine.recorder.step_view is not None and not _has_closure(args, kwargs):
+            is_share = engine.recorder.step_view is None
+            if not is_share and not _has_closure(args, kwargs):
                 _shares(engine).has_stepped(engine, optimizer, placed, steps.view)
             engine.recorder.leave_optimizer()
             if engine.groups.shards is not None:
                 engine.groups.shards.end(placed)
             engine.parameters_changed()
+            if engine.num_ranks > 1:
+                engine.slices.has_stepped(optimizer, placed, is_share=is_share and not keeps_beside_state(optimizer))
             if not engine.recorder.hooks.are_running:
                 for act in tuple(engine.after_step):
                     act()

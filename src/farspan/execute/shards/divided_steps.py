@@ -123,7 +123,8 @@ class DividedSteps:
         self._compare_gradients(placed)
         self._states.divide(optimizer)
         self._running = optimizer
-        return stand_in(optimizer, {id(item.tensor) for item in placed if self._homes.is_here(item)})
+        ids = {id(item.tensor) for item in placed if self._homes.is_here(item)}
+        return stand_in(optimizer, lambda tensors: [tensor for tensor in tensors if id(tensor) in ids])
 
     def _compare_gradients(self, placed: Sequence[Placed]) -> None:
         """One group alone steps with a gradient that all have: samples of them are compared, often at first.

@@ -53,6 +53,7 @@ def set_data(recorder: Recording, function: Any, args: Any, kwargs: Any) -> None
     if value is tensor or (placed is not None and _parameter_of(recorder, value) is placed):
         return
     if placed is not None:
+        recorder.splitting.matrices.owned.need_whole(placed, "gets other data")
         _check_like(recorder, placed.name, tensor, value)
         _rebind_parameter(recorder, placed, value)
     elif type(tensor) is not LazyTensor:

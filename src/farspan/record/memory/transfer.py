@@ -100,6 +100,7 @@ def transferring(recorder: Recording, *, is_loading: bool, state: Any = None) ->
     recorder.flush_before_change("load_state_dict" if is_loading else "state_dict")
     transfer = Transfer(recorder, is_loading=is_loading)
     if is_loading:
+        recorder.splitting.matrices.owned.come_home("load_state_dict")
         recorder.copies.refresh(state)
         transfer.fetch_all(state)
         recorder.engine.barrier("load_state_dict")  # nobody reads the old values any more

@@ -1,4 +1,4 @@
-"""A parameter whose data another group of ranks holds: they come when an operation needs them, and go again.
+"""A parameter whose data other ranks hold: they come when an operation needs them, and go again.
 
     module(x)       addmm(b, x, t(w))     t(w) needs no data: it is away too; addmm gets the data of b and w
     autograd        keeps t(w)            which holds nothing
@@ -103,8 +103,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     is_written = func._schema.is_mutable and any(type(item) is AwayParameter for item in _written(func, args, kwargs))
     if is_written and not store.may_write:
         raise RecordError(
-            f"{func} writes into {first._name}, whose data another group holds.",
-            why='shard="parameters" has seen too late that a module writes into its parameter.',
+            f"{func} writes into {first._name}, whose data other ranks hold.",
+            why="that was seen too late: other ranks would not see what is written.",
             hint="write to parameters outside of modules, or keep what is written in a buffer",
         )
     data = store.fetch(list(dict.fromkeys(item._name for item in found.values())))

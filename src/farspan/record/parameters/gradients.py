@@ -59,10 +59,39 @@ class Gradients:
         if view is None:
             if not engine.has_gradient(placed):
                 return None
-            if engine.has_sparse_gradient(placed):
+            owned = self.recorder.splitting.matrices.owned
+            if (slices := owned.slices.get(placed.name)) is not None:
+                kept = self._kept.pop(placed.name, None)
+                known = None if kept is None else kept()
+                view = owned.gradient_of(self.recorder, placed, [self.get(each) for each in slices], known)
+            elif engine.has_sparse_gradient(placed):
                 return self._get_sparse(placed)
-            view = self._views[placed.name] = self._show(placed)
+            else:
+                view = self._show(placed)
+            self._views[placed.name] = view
         return view
+
+    def in_slices(self) -> list[Any]:
+        """Returns the gradients of all parameters in slices that have one."""
+        names = self.recorder.splitting.matrices.owned.slices
+        gradients = [self.get(placed) for placed in self.recorder.placed.values() if placed.name in names]
+        return [gradient for gradient in gradients if gradient is not None]
+
+    def is_held(self, placed: Placed) -> bool:
+        """Returns whether the program has a gradient that it may look at again, or has taken views of it."""
+        view = self._views.get(placed.name)
+        kept = self._kept.get(placed.name)
+        return view is not None or (kept is not None and kept() is not None)
+
+    def come_home(self) -> None:
+        """Let the gradients in slices that the program has got be those of whole parameters, which are here."""
+        owned = self.recorder.splitting.matrices.owned
+        for name, slices in owned.slices.items():
+            view = self._views.pop(name, None)
+            for each in slices:
+                self._views.pop(each.name, None)
+            if view is not None:
+                vars(view)["_home"] = self._views[name] = self._show(self.recorder.engine.parameters[name])
 
     def _show(self, placed: Placed) -> LazyTensor:
         """Returns the tensor for a gradient as it is now: the one that the program has already, if it has."""
@@ -109,6 +138,13 @@ class Gradients:
         if view is not None and gradient is view:
             self._views[placed.name] = view
             return
+        owned = recorder.splitting.matrices.owned
+        if placed.name in owned.slices:
+            if gradient is None:
+                recorder.engine.clear_gradients([placed])
+                self._forget_views([placed])
+                return
+            owned.come_home(f"{placed.name}.grad is set")
         self._note_sparse(placed, gradient)
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
         if gradient is not None:
@@ -122,13 +158,17 @@ class Gradients:
         recorder.hooks.commit()
         recorder.engine.average_gradients(has_passed_barrier=False)
         recorder.engine.clear_gradients(items)
-        for item in items:
+        self._forget_views(items)
+        return True
+
+    def _forget_views(self, items: Sequence[Placed]) -> None:
+        for item in [*items, *self.recorder.splitting.matrices.owned.spread(items)]:
             self._views.pop(item.name, None)
             self._sparse.pop(item.name, None)
-        return True
 
     def accumulate(self, placed: Placed, gradient: Any) -> None:
         """Add `gradient` to `param.grad` as autograd does."""
+        self.recorder.splitting.matrices.owned.need_whole(placed, "gets gradient as a whole")
         self._keep(placed.name)
         self.recorder.engine.accumulate(placed, gradient._value.data if type(gradient) is LazyTensor else gradient)
 

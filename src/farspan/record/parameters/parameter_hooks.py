@@ -85,6 +85,7 @@ class Hooks:
         """Register a hook."""
         if not placed.tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        self.recorder.splitting.matrices.owned.need_whole(placed, "gets a hook")
         hooked = self.hooked.setdefault(placed.name, _Hooked(placed))
         table = hooked.after if is_post else hooked.before
         handle = RemovableHandle(table)

@@ -22,6 +22,8 @@ from farspan.record.team.parameter_views import ParameterView, ParameterViews
 from farspan.record.team.parts.positions import added_up_apart, dim_of_positions
 from farspan.record.team.parts.shares import extent_of
 from farspan.record.team.products import Product, product_of
+from farspan.record.team.slices.layout import Layout
+from farspan.record.team.slices.owned import OwnedSlices
 from farspan.record.team.team_tensor import Splits, SplitStage, TeamTensor, used
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction
@@ -80,6 +82,8 @@ class Matrices:
         self._is_provisional = False
         """True if a matrix of the current graph will be split otherwise in the next one."""
         self._slices: dict[SliceName, Value] = {}
+        self.owned = OwnedSlices()
+        """The slices that members own themselves."""
 
     def ask(self, layouts: Mapping[str, str]) -> None:
         """Let matrices lie as asked, by name."""
@@ -90,6 +94,7 @@ class Matrices:
     def forget_slices(self) -> None:
         """A step has ended, or parameters were written: from now on they are new sources."""
         self._slices.clear()
+        self.owned.forget_values()
 
     def form_of(self, name: str) -> tuple[str, str]:
         """Returns how a parameter is split ("column", "row", "sequence", "vocab", "whole"; "" if it is in no product),
@@ -228,6 +233,13 @@ class Matrices:
     def share_of(self, view: ParameterView, dim: int, member: int, split: SplitStage, sections: int = 1) -> LazyTensor:
         """Returns a member's share of each section of a parameter along `dim`, behind each other."""
         placed, num_parts, whole = view.placed, len(split.members), view.extent(dim)
+        layout = Layout(split, dim, sections) if view.is_all and whole % (sections * num_parts) == 0 else None
+        self.owned.note(placed, layout)
+        if placed.name in self.owned.slices:
+            if layout is None:
+                self.owned.need_whole(placed, "is used otherwise")
+            elif (owned := self.owned.own(placed, layout, member, self.recorder)) is not None:
+                return owned
         first = view.begin if dim == 0 else 0
         if sections == 1:
             begin, size = extent_of(whole, member, num_parts)

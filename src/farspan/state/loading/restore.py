@@ -261,6 +261,7 @@ class Restorer:
 
     def apply(self) -> None:
         """Read what is read in place, and do all that was planned."""
+        self.engine.slices.come_home("farspan.load")
         self.engine.groups.begin_write("farspan.load")
         with aside(self.engine):
             is_direct = [self._is_direct(name, tensor) for name, tensor in self.in_place]

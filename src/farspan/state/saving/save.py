@@ -108,6 +108,7 @@ def save(
         return Saved("", saver)
     if engine.recorder.has_pending():
         engine.flush("farspan.save")
+    engine.slices.come_home("farspan.save")
     engine.recorder.draws.settle()
     fill_reserved()  # a thread writes what is in `extra`
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
