@@ -34,5 +34,7 @@ def test_a_micro_batch_passes_few_files_in_the_order_of_the_rooms() -> None:
     phases = json.loads(said)
     passed = [*phases["forward"], *phases["backward"], *phases["share"]]
     assert len(files(passed)) <= MOST_FILES, "\n".join(sorted(files(passed)))
-    assert len(files([*passed, *phases["step"]])) <= MOST_OF_A_STEP
+    assert len(files([*passed, *phases["step"]])) <= MOST_OF_A_STEP, "\n".join(
+        sorted(files([*passed, *phases["step"]]))
+    )
     assert [file for file in files(passed) if file in IN_ORDER] == IN_ORDER

@@ -77,8 +77,7 @@ class Engine:
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(transport, self.rank, deadline_s, side)
         self.executor = self.plain_executor()
-        self.after_step: list[Callable[[], None]] = []
-        """Called when an optimizer has stepped."""
+        self.after_step: list[Callable[[], None]] = []  # called when an optimizer has stepped
         self.before_end: list[Callable[[], None]] = []  # called when the program is over
         self.after_abort: list[Callable[[], None]] = []  # when a step has ended with an exception, on all ranks
         self.console = Console(side, deadline_s)
@@ -165,7 +164,8 @@ class Engine:
         graphs = self.recorder.take_pending()
         if not graphs:
             return
-        self.slices.before_run(graphs)
+        if self.recorder.splitting.stages:
+            self.slices.before_run(graphs)
         for value in [value for graph in graphs for value in graph.sources]:
             check_computed(value)
         step = next(self._steps)
@@ -311,7 +311,8 @@ class Engine:
 
     def average_gradients(self, *, has_passed_barrier: bool) -> None:
         self.groups.end_window(has_passed_barrier=has_passed_barrier)
-        self.slices.bring_late()
+        if self.recorder.splitting.stages:
+            self.slices.bring_late()
 
     def has_gradient(self, placed: Placed) -> bool:
         return raw_grad(placed.tensor) is not None if self.num_ranks == 1 else self.masks.has_gradient(placed)

@@ -128,7 +128,7 @@ def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradien
 
 def clear_gradients(masks: GradientMasks, kept: KeepsGradients, items: Sequence[Placed]) -> list[str]:
     """Deletes the gradients of parameters that have one; returns their names."""
-    own = masks.owned.spread(items)
+    own = masks.owned.spread(items) if masks.owned.slices else items
     with DisableTorchFunction():
         masks.clear(own)
         kept.replace(own, None)

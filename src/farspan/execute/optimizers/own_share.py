@@ -129,13 +129,16 @@ class OwnShares:
             or not _is_plain(optimizer)
             or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left)
         ):
-            engine.slices.come_home("an optimizer steps otherwise")
+            engine.masks.owned.come_home("an optimizer steps otherwise")
             if self._known.pop(optimizer, None) is not None:
                 broadcast_numbers(engine, optimizer)
             return None
         if not is_as_left:  # what the program has put in its place is every rank's
             _divide(engine, optimizer)
-        return stand_in(optimizer, engine.slices.spread, engine.slices.states())
+        if engine.masks.owned.slices:
+            return stand_in(optimizer, engine.slices.spread, engine.slices.states())
+        ids = {id(item.tensor) for item in placed if item.is_owned}
+        return stand_in(optimizer, lambda tensors: [tensor for tensor in tensors if id(tensor) in ids])
 
     @staticmethod
     def _is_like(

@@ -93,7 +93,8 @@ def _set_state(optimizer: Optimizer, state: Any) -> None:
 
 def _show(engine: Engine, optimizer: Optimizer) -> None:
     """The program may see what the optimizer keeps."""
-    engine.slices.look(optimizer)
+    if engine.masks.owned.slices:
+        engine.slices.look(optimizer)
     _show_all(engine, optimizer)
 
 
@@ -229,7 +230,8 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
     if not begins_with_closure:
         _run_recorded(engine, "optimizer.step()")
-    engine.slices.begin_step()
+    if engine.masks.owned.slices:
+        engine.slices.begin_step()
     args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
     is_as_left = optimizer in steps.stepped
     _begin(engine, optimizer)
@@ -376,7 +378,7 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if engine.groups.shards is not None:
                 engine.groups.shards.end(placed)
             engine.parameters_changed()
-            if engine.num_ranks > 1:
+            if engine.recorder.splitting.stages:
                 engine.slices.has_stepped(optimizer, placed, is_share=is_share and not keeps_beside_state(optimizer))
             if not engine.recorder.hooks.are_running:
                 for act in tuple(engine.after_step):

@@ -64,8 +64,8 @@ class StepEnd:
         """Return when all ranks have run it: what they report of an exception, by rank; [] if there was none."""
         reports = self.exchange.reports()
         if not reports:
-            if self._has_backward and self.engine.pace.on_step is not None:
-                self.engine.pace.on_step(self.exchange.paces())
+            if self._has_backward and self.engine.pace.on_steps is not None:
+                self.engine.pace.add(self.exchange.paces())
             self._take_masks()
         return reports
 

@@ -97,13 +97,17 @@ class Pace:
     """The pace of one rank.
 
     Attributes:
-        on_step: Called with the notes of all ranks, by rank, when a training step is over; None where nobody wants to
-            know. The same on every rank, and so are the notes.
+        on_steps: Called with the notes of all ranks, by rank, on several training steps that are over; None where nobody
+            wants to know. The same on every rank, and so are the notes.
         disturbances: Each says whether this rank does something beside the step that slows it down for a while.
     """
 
     def __init__(self) -> None:
-        self.on_step: Callable[[Sequence[PaceNote]], None] | None = None
+        self.on_steps: Callable[[Sequence[Sequence[PaceNote]]], None] | None = None
+        self._every_s = 0.0
+        self._noted: list[Sequence[PaceNote]] = []
+        """Of steps that nobody has been told of."""
+        self._noted_s = 0.0
         self.disturbances: list[Callable[[], bool]] = []
         self._num_steps = 0
         self._clock = DeviceClock()
@@ -120,9 +124,15 @@ class Pace:
         self._keys: OrderedDict[int, tuple[object, list[_Key]]] = OrderedDict()
         """By identity of what programs of steps that look alike have in common, with that."""
 
-    def begin(self, on_step: Callable[[Sequence[PaceNote]], None] | None) -> None:
-        """Forget what tasks took: the plan is another one, or what they take now is to be the usual."""
-        self.on_step = on_step
+    def begin(self, on_steps: Callable[[Sequence[Sequence[PaceNote]]], None] | None, *, every_s: float = 0.0) -> None:
+        """Forget what tasks took: the plan is another one, or what they take now is to be the usual.
+
+        Args:
+            on_steps: See the attribute.
+            every_s: For how many seconds of steps it is called once.
+        """
+        self.on_steps, self._every_s = on_steps, every_s
+        self._noted, self._noted_s = [], 0.0
         self._num_steps = 0
         for _, _, marks, _ in self._pending:
             self._clock.release(marks)
@@ -135,9 +145,21 @@ class Pace:
         self._kinds.clear()
         self._keys.clear()
 
+    def add(self, notes: Sequence[PaceNote]) -> None:
+        """A training step is over.
+
+        Args:
+            notes: Of all ranks, by rank.
+        """
+        self._noted.append(notes)
+        self._noted_s += max([note.span_s for note in notes])
+        if self.on_steps is not None and self._noted_s >= self._every_s:
+            noted, self._noted, self._noted_s = self._noted, [], 0.0
+            self.on_steps(noted)
+
     def begin_step(self) -> DeviceClock | None:
         """Returns the clock for a training step that is about to run; None where devices need none."""
-        has_gpu = self.on_step is not None and torch.cuda.is_available()
+        has_gpu = self.on_steps is not None and torch.cuda.is_available()
         self._clock.release(self._clock.take())  # of a step that was not noted
         self._times = 1 if self._span_s > _LONG_S else _EVERY
         return self._clock if has_gpu and self._num_steps % self._times == 0 else None
@@ -150,7 +172,7 @@ class Pace:
             program: Of this rank.
             traces: What it took.
         """
-        if self.on_step is None:
+        if self.on_steps is None:
             return PaceNote()
         self._num_steps += 1
         if not traces:

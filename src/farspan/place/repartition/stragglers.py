@@ -34,6 +34,8 @@ __all__ = ["Watch", "parts_of", "watch_of"]
 
 _HOLD_S = 30.0
 """For how many seconds of training steps a change must last, unless FARSPAN_STRAGGLER says otherwise."""
+_NUM_LOOKS = 40
+"""Of the time that a change must last at first: so often what steps take is looked at."""
 _MOST_TRIES = 3
 """Steps after which something may still use a parameter that is to move."""
 _QUIET = 10
@@ -108,18 +110,27 @@ class Watch:
         self._plan, self._is_searchable, self._search = plan, is_searchable, search
         self._parts = parts_of(self.model)
         self._watch(())
-        self.engine.after_step.append(self._step_over)
 
     def _watch(self, expected_s: Sequence[float]) -> None:
-        self._change = self._decision = None
-        self._num_tries = 0
+        self._forget_change()
         self._slowdowns = Slowdowns(self.engine.num_ranks, self._hold_s, expected_s)
-        self.engine.pace.begin(self._note)
+        self.engine.pace.begin(self._note, every_s=self._first_hold_s / _NUM_LOOKS)
 
-    def _note(self, notes: Sequence[PaceNote]) -> None:
-        """A step has run."""
-        if self._change is None:
+    def _forget_change(self) -> None:
+        self._change, self._decision, self._num_tries = None, None, 0
+        if self._step_over in self.engine.after_step:
+            self.engine.after_step.remove(self._step_over)
+
+    def _note(self, steps: Sequence[Sequence[PaceNote]]) -> None:
+        """Steps have run."""
+        if list(self.engine.recorder.roots) != [id(self.model)]:
+            self.engine.pace.begin(None)
+            return
+        for notes in steps if self._change is None else ():
             self._change = self._slowdowns.add(notes)
+            if self._change is not None:
+                self.engine.after_step.append(self._step_over)
+                return
             if self._hold_s > self._first_hold_s and self._slowdowns.elapsed_s > _QUIET * self._hold_s:
                 self._hold_s = self._first_hold_s
                 self._slowdowns.hold_s = self._hold_s
@@ -128,7 +139,7 @@ class Watch:
         """An optimizer has stepped, on every rank."""
         change, engine = self._change, self.engine
         if list(engine.recorder.roots) != [id(self.model)]:
-            engine.after_step.remove(self._step_over)
+            self._forget_change()
             engine.pace.begin(None)
             return
         if change is None or engine.recorder.has_pending():
@@ -153,7 +164,7 @@ class Watch:
             self._show(decision.plan)
         elif self._num_tries == _MOST_TRIES:
             self._say(change, "the plan stays as it is, for now: something still uses parameters that would move")
-            self._change, self._decision, self._num_tries = None, None, 0
+            self._forget_change()
             self._slowdowns.begin_again(self._hold_s)
 
     def _why_not(self) -> str:

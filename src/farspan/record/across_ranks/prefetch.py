@@ -41,6 +41,8 @@ class Reads:
     ) -> None:
         self._gradient_of = gradient_of
         self._parameters = parameters
+        self.has_any = False
+        """Whether any have been read since gradients have last become other tensors."""
         self._foreseen: dict[tuple[Value, Way], LazyTensor] = {}
         self._num_reads: Counter[Way] = Counter()
         self._num_before: Counter[Way] = Counter()
@@ -52,6 +54,7 @@ class Reads:
         if found is None:
             return None
         source, way, calls = found
+        self.has_any = True
         num_reads = self._num_reads[way]
         self._num_reads[way] += 1
         known = self._foreseen.get((source, way))
@@ -65,6 +68,7 @@ class Reads:
 
     def forget(self) -> None:
         """Gradients are other tensors now."""
+        self.has_any = False
         if self._num_reads:
             self._num_before, self._num_reads = self._num_reads, Counter()
         self._foreseen.clear()

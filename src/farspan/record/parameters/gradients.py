@@ -162,7 +162,8 @@ class Gradients:
         return True
 
     def _forget_views(self, items: Sequence[Placed]) -> None:
-        for item in [*items, *self.recorder.splitting.matrices.owned.spread(items)]:
+        owned = self.recorder.splitting.matrices.owned
+        for item in [*items, *owned.spread(items)] if owned.slices else items:
             self._views.pop(item.name, None)
             self._sparse.pop(item.name, None)
 
@@ -204,7 +205,8 @@ class Gradients:
         for name in list(self._views):
             self._keep(name)
         self._sparse.clear()
-        self._reads.forget()
+        if self._reads.has_any:
+            self._reads.forget()
 
     def _is_waiting(self) -> bool:
         """Returns whether something recorded, or an averaging over the groups, has yet to change gradients."""
