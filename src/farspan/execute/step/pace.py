@@ -97,8 +97,8 @@ class Pace:
     """The pace of one rank.
 
     Attributes:
-        on_steps: Called with the notes of all ranks, by rank, on several training steps that are over; None where nobody
-            wants to know. The same on every rank, and so are the notes.
+        on_steps: Called with the notes of all ranks, by rank, on training steps that are over; None where nobody wants
+            to know. The same on every rank, and so are the notes.
         disturbances: Each says whether this rank does something beside the step that slows it down for a while.
     """
 
