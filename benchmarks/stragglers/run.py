@@ -1,7 +1,7 @@
 """A rank becomes slow while a program trains: samples a second before, with it, after the model has been repartitioned.
 
 Each rank is a process whose layers sleep, as in `schedule_efficiency`. After some steps the layers of one rank take
-several times as long. Nothing tells farspan: it measures, plans anew, and moves parameters. Later the rank recovers.
+several times as long. farspan gets no hint: it measures, and repartitions the model. Later the rank recovers.
 
 The bound is the planner's, for devices of those speeds and messages that take none: no step of that many micro-batches
 is shorter, however the layers are cut and scheduled.

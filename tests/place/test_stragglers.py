@@ -161,7 +161,7 @@ def test_a_straggler_gets_less_and_numbers_stay(slowness: dict[str, Slowness]) -
     assert layers[-1] == (7, 1)
     assert len(said.lines) == 1
     assert "rank 1 takes 3 times as long as usual" in said.lines[0]
-    assert "planned anew, rank 0 4 -> 7 units, rank 1 4 -> 1 units" in said.lines[0]
+    assert "repartitioned, rank 0 4 -> 7 units, rank 1 4 -> 1 units" in said.lines[0]
 
 
 def test_when_it_recovers_it_gets_its_layers_back(slowness: dict[str, Slowness]) -> None:
@@ -253,7 +253,7 @@ def test_a_plan_that_is_not_to_change_stays(
 
 
 @pytest.mark.parametrize("options", [{"plan": {"": 0}}, {"measure": False}, {"remat": True}])
-def test_what_cannot_be_planned_anew_is_said_at_once(options: Mapping[str, Any]) -> None:
+def test_what_cannot_be_repartitioned_is_said_at_once(options: Mapping[str, Any]) -> None:
     with pytest.raises(PlanError, match="replan=True is for automatic plans"):
         run(2, 1, replan=True, **options)
 
@@ -376,7 +376,7 @@ def test_parameters_that_something_uses_move_later(slowness: dict[str, Slowness]
     assert layers[24] == (4, 4)
     assert layers[-1] == (7, 1)
     assert "something still uses parameters that would move" in said.lines[0]
-    assert "planned anew" in said.lines[-1]
+    assert "repartitioned" in said.lines[-1]
 
 
 GROUPS = """

@@ -141,7 +141,7 @@ class _FirstSteps:
         """Stage of each unit in the plan it began with."""
         self.watch = watch
         self.search: PlanSearch | None = None
-        """With what was measured; on rank 0."""
+        """The search for another plan, with the costs that were measured; None on ranks other than 0."""
         self.profiler = ProfilingExecutor(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.profiler
         engine.after_abort.append(self.interrupted)

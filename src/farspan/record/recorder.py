@@ -54,6 +54,7 @@ from farspan.record.parameters.parameter_hooks import Hooks
 from farspan.record.parameters.parameter_values import ParameterValues, alias_of
 from farspan.record.recorded_backward import record_backward
 from farspan.record.surgery.opened import call_parts
+from farspan.record.team.slices.gradient import SlicedGradient
 from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
@@ -104,8 +105,7 @@ class Recorder:
         self.outermost: Any = None  # the module that the program has called last, from outside any other
         self.here: tuple[int, ...] = ()  # where ops run by the program's own word (`farspan.on`), if it says one
         self.root = self.frame = Frame(0)
-        """The frame of the program's own code, and of the container that is running: paths of random numbers begin
-        here."""
+        """The frames of the program's own code and of the container that is running: paths of draws begin here."""
         self.draws = ProgramDraws()
         self.number = 0  # of the call that is being recorded, among those of the same name in its frame
         self.noted_draws = NotedDraws(self)
@@ -292,7 +292,7 @@ class Recorder:
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.value_of(placed)
-        if type(tensor) is TeamTensor:
+        if type(tensor) in (TeamTensor, SlicedGradient):
             return self.argument(self.splitting.join(tensor, "a module takes it"))
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad

@@ -86,6 +86,29 @@ def looks_at_gradients(model: Any, optimizer: Any, step: int) -> Any:
 
 
 @loop
+def keeps_gradients(model: Any, optimizer: Any, step: int) -> Any:
+    """A backward adds to those that it has got, of which norms may have been recorded ahead."""
+    if step < 4:
+        return None
+    kept = [p.grad for p in model.parameters()]
+    before = float(kept[2].norm())
+    loss_of(model, step + 1).backward()
+    return [before, *[float(item.norm()) for item in kept], float(kept[2].abs().max())]
+
+
+@loop
+def gives_gradients_to_others(model: Any, optimizer: Any, step: int) -> Any:
+    if step < 4:
+        return None
+    with torch.no_grad():
+        seen = model.head(first(model).grad).sum()
+    model.blocks[1].a.weight.grad = first(model).grad.clone()
+    model.blocks[2].a.weight.grad = first(model).grad
+    first(model).grad = first(model).grad  # it is that already
+    return float(seen)
+
+
+@loop
 def sets_gradients(model: Any, optimizer: Any, step: int) -> None:
     if step == 5:
         first(model).grad = torch.ones_like(first(model))

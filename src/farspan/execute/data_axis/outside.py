@@ -66,7 +66,7 @@ class TrainedOutside:
         """What says of each that autograd has added to its gradient."""
         self._touched: dict[str, None] = {}
         self._buckets: list[Bucket] = []
-        """Of the latest window."""
+        """The buckets in which the gradients of the latest window are averaged."""
         self._compared: set[str] = set()
         """Those that have been compared between the groups."""
 

@@ -69,7 +69,7 @@ class SlicesInPlace(Moves):
         self._num_quiet = 0
         """Steps since parameters have last come home, or gone into slices."""
         self._wait = 1
-        """For so many of them parameters stay whole."""
+        """The number of steps for which parameters stay whole after they have come home."""
 
     # For optimizers.
 

@@ -61,13 +61,13 @@ class Moves:
         self._optimizer: weakref.ref[Optimizer] | None = None
         """The one that steps the slices."""
         self._state: Any = None
-        """Its state, in which there is nothing for them."""
+        """The state of that optimizer, in which there is nothing for slices."""
         self._kept: dict[str, dict[str, torch.Tensor | None]] = {}
-        """What it keeps for this rank's slices, by their names."""
+        """What the optimizer keeps for this rank's slices, by their names."""
         self._keys: dict[str, list[str]] = {}
-        """Names of what it keeps for each parameter."""
+        """Names of what the optimizer keeps for each parameter."""
         self._nothing: dict[str, frozenset[str]] = {}
-        """Those of them that are None."""
+        """Names of what an optimizer keeps as None, for each parameter."""
         self._shown: set[str] = set()
         """Parameters for which this rank has what is kept as a whole: its program may look at it, and change it."""
         self._late: dict[str, tuple[Layout, tuple[Placed, ...]]] = {}
@@ -290,12 +290,14 @@ class Moves:
 def _batches(items: Sequence[Placed]) -> Iterator[Sequence[Placed]]:
     """Yields the parameters that move together: until they have, they are there twice."""
     part: list[Placed] = []
+    size_bytes = 0
     for item in items:
-        size = sum([each.meta.numel * each.meta.dtype.itemsize for each in (*part, item)])
-        if part and size > _TOGETHER_BYTES:
+        item_bytes = item.meta.numel * item.meta.dtype.itemsize
+        if part and size_bytes + item_bytes > _TOGETHER_BYTES:
             yield part
-            part = []
+            part, size_bytes = [], 0
         part.append(item)
+        size_bytes += item_bytes
     if part:
         yield part
 

@@ -106,13 +106,13 @@ class Pace:
         self.on_steps: Callable[[Sequence[Sequence[PaceNote]]], None] | None = None
         self._every_s = 0.0
         self._noted: list[Sequence[PaceNote]] = []
-        """Of steps that nobody has been told of."""
+        """The notes of all ranks on steps that `on_steps` has not been called with."""
         self._noted_s = 0.0
         self.disturbances: list[Callable[[], bool]] = []
         self._num_steps = 0
         self._clock = DeviceClock()
         self._has_gpu = False
-        """Whether a task has run on one."""
+        """Whether a task of this rank has run on a GPU."""
         self._times = 1
         """For how many steps the one stands that runs, where it is timed on a GPU."""
         self._span_s = 0.0

@@ -39,7 +39,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         Bytes of parameters that have gone to another rank; None where nothing has changed, since on some rank something
         still uses a parameter that would.
     """
-    engine.slices.come_home("the model is placed anew")
+    engine.slices.come_home("the model is repartitioned")
     found = moves(model, engine.recorder, plan)
     engine.masks.resolve()
     with engine.executing():

@@ -75,7 +75,7 @@ class Slowdowns:
         self._anchors: list[float] | None = None
         """By rank, how many times as much as expected is usual; all 1.0 where ranks differ little in that."""
         self._works = [False] * num_ranks
-        """Whether a rank has ever had something to compare."""
+        """For each rank, whether it has ever had a task to compare with the same task before."""
         self._windows: deque[_Window] = deque()
         self._streaks: dict[tuple[int, bool], tuple[int, float]] = {}
         """By rank and whether it is slower: of how many windows until now, and how many seconds."""

@@ -1,4 +1,4 @@
-"""Plans anew, while a program trains, when ranks have become slower or faster than the others for long.
+"""Repartitions a model, while a program trains, when ranks have become slower or faster than the others for long.
 
     every step       all ranks: what tasks took, compared with what they usually take (`execute.step.pace`), with the
                      results of the step that are exchanged anyway
@@ -238,7 +238,7 @@ class Watch:
         before, after = _num_units(names, self._plan), _num_units(names, choice.plan)
         changed = [rank for rank in range(self.engine.num_ranks) if before[rank] != after[rank]]
         moved = ", ".join(f"rank {rank} {before[rank]} -> {after[rank]} units" for rank in changed)
-        return f"planned anew{moved and ', '}{moved}: a step is likely to take {best}, {now} as it was"
+        return f"repartitioned{moved and ', '}{moved}: a step is likely to take {best}, {now} as it was"
 
 
 def watch_of(engine: Engine, model: nn.Module, replan: bool | None, *, is_measured: bool) -> Watch:

@@ -145,6 +145,7 @@ class Gradients:
                 self._forget_views([placed])
                 return
             owned.come_home(f"{placed.name}.grad is set")
+        gradient = owned.whole_gradient(gradient)
         self._note_sparse(placed, gradient)
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
         if gradient is not None:

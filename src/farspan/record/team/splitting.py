@@ -149,7 +149,7 @@ class Splitting(Inside):
         """Returns the tensor that `item` is as a whole; what has split it stays whole from now on, unless words do that
         are only looked at."""
         if type(item) is not TeamTensor:
-            return item
+            return self.matrices.owned.whole_gradient(item)
         is_looked_at = type(reason) is Reads or not item.requires_grad
         if not (is_looked_at and self.matrices.are_vocabularies(item._weights)):
             for name in item._weights:

@@ -46,7 +46,7 @@ class JoinedFleet(Fleet):
         self._own = own
         self._arrivals: queue.SimpleQueue[tuple[int, RemoteHost]] = queue.SimpleQueue()
         self._waiting: list[RemoteHost] = []
-        """Those that have come and do not take part yet."""
+        """The hosts that have come and do not take part yet."""
         self._growth: Growth | None = None
         self._order: dict[str, int] = {}
         self._listener = _listen(port)
@@ -147,7 +147,7 @@ class JoinedFleet(Fleet):
                 self._growth.watch()
 
     def _has_same_program(self, remote: RemoteHost) -> bool:
-        """Returns whether a host has the program of this one; else it is let go."""
+        """Returns whether a host has the program of this one; else its connection is closed."""
         try:
             has = remote.ask({"do": "check"}, "checked")["has"]
             theirs = {str(key): str(text) for key, text in has.items()}

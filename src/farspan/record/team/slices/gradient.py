@@ -76,7 +76,10 @@ class SlicedGradient(LazyTensor):
         return whole_of([part.read() for part in self._parts], self._layout.dim, self._layout.sections)
 
     def whole(self) -> LazyTensor:
-        """Returns a copy of the whole, as one recorded tensor."""
+        """Returns the whole as one recorded tensor: a copy, while the parameter is in slices."""
+        if self._home is not None:
+            return self._home
+        self._recorder.splitting.matrices.owned.is_looked_at = True
         return self.record(_joined, list(self._parts), self._layout.dim, self._layout.sections)
 
     def record(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,6 +143,8 @@ def _order_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
 
 def _norm(gradient: SlicedGradient, function: Any, order: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a norm; and of all other gradients in slices, too, for who reads one after the other."""
+    for part in gradient._parts:
+        gradient._recorder.gradients.refresh(part)  # a backward may have added to it
     key = (function, args, tuple(sorted(kwargs.items())))
     values, known = gradient._norms.pop(key, (None, None))
     if values == tuple(part._value for part in gradient._parts):
@@ -191,7 +196,6 @@ def _on_whole(function: Any, args: Any, kwargs: Any, found: Sequence[SlicedGradi
     result = function(*args, **kwargs)
     for item in found:
         whole = wholes[id(item)]
-        item._recorder.splitting.matrices.owned.is_looked_at = True
         if whole._value is not before[id(item)]:
             _write_back(item, whole)
         elif is_shared(whole):

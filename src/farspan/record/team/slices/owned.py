@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farspan.call.infer.entry import intern
 from farspan.graph import Meta, Value
@@ -58,22 +58,13 @@ class OwnedSlices:
         """Returns the slice that a member owns, as a source of the current step; None where the parameter is whole."""
         if placed.name not in self.slices:
             return None
-        if self.layouts[placed.name] != layout or self.slices[placed.name][0].is_trained != placed.is_trained:
+        if self.layouts[placed.name] != layout or not placed.is_trained:
             self.come_home(f"{placed.name} is used otherwise")
             return None
         own = self.slices[placed.name][member]
         value = self._values.get(own.name)
         if value is None:
-            requires_grad = own.tensor.requires_grad
-            meta = Meta(
-                own.meta.shape,
-                own.meta.stride,
-                own.meta.dtype,
-                own.meta.device,
-                requires_grad,
-                is_parameter=requires_grad,
-            )
-            value = self._values[own.name] = Value(intern(meta), own.stage, name=own.name)
+            value = self._values[own.name] = Value(own.meta, own.stage, name=own.name)
             if own.is_owned:
                 with DisableTorchFunction():
                     value.data = own.tensor
@@ -88,6 +79,10 @@ class OwnedSlices:
         meta = placed.meta
         meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
         return SlicedGradient.of(recorder, placed, self.layouts[placed.name], parts, meta)
+
+    def whole_gradient(self, gradient: Any) -> Any:
+        """Returns a gradient as one recorded tensor; what is no gradient of a parameter in slices, as it is."""
+        return gradient.whole() if type(gradient) is SlicedGradient else gradient
 
     def forget_values(self) -> None:
         """A step has ended, or parameters were written: from now on they are new sources."""
