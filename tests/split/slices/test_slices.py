@@ -93,7 +93,19 @@ def keeps_gradients(model: Any, optimizer: Any, step: int) -> Any:
     kept = [p.grad for p in model.parameters()]
     before = float(kept[2].norm())
     loss_of(model, step + 1).backward()
-    return [before, *[float(item.norm()) for item in kept], float(kept[2].abs().max())]
+    return [before, *[float(item.norm()) for item in reversed(kept)], float(kept[2].abs().max())]
+
+
+class Doubled(torch.autograd.Function):
+    """A function that is called as one unit."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 2 * gradients[0]
 
 
 @loop
@@ -101,11 +113,11 @@ def gives_gradients_to_others(model: Any, optimizer: Any, step: int) -> Any:
     if step < 4:
         return None
     with torch.no_grad():
-        seen = model.head(first(model).grad).sum()
-    model.blocks[1].a.weight.grad = first(model).grad.clone()
-    model.blocks[2].a.weight.grad = first(model).grad
+        seen = float(model.head(first(model).grad).sum() + Doubled.apply(first(model).grad).sum())
     first(model).grad = first(model).grad  # it is that already
-    return float(seen)
+    model.blocks[2].a.weight.grad = first(model).grad
+    model.blocks[1].a.weight.grad = first(model).grad.clone()
+    return seen
 
 
 @loop
