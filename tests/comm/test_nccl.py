@@ -31,7 +31,8 @@ class Cuda:
 
     def __init__(self) -> None:
         self.here = threading.local()
-        self.pairs: dict[str, threading.Barrier] = defaultdict(lambda: threading.Barrier(2))
+        self.pairs: dict[str, threading.Barrier] = {}
+        self.adding = threading.Lock()
         self.noted: dict[int, list[tuple[str, str, Any]]] = defaultdict(list)
         """By rank: what was done, in which group, and on which device."""
 
@@ -48,7 +49,9 @@ class Cuda:
 
         def transfer(kind: str) -> Any:
             if not met[0]:
-                self.pairs[store].wait(DEADLINE_S)
+                with self.adding:  # both ranks may come first
+                    pair = self.pairs.setdefault(store, threading.Barrier(2))
+                pair.wait(DEADLINE_S)
                 met[0] = True
             self.noted[own].append((kind, store, self.here.device))
             return SimpleNamespace(wait=lambda: self.noted[own].append(("wait", store, self.here.device)))
