@@ -4,6 +4,10 @@
     farspan run -n 1 --join HOST:PORT train.py                                                  on two others
         all processes of the third host are killed (or, with --cut, its link is); a fourth host comes later
 
+With --by-ssh the first host starts the two others, by a script in the place of ssh, and the third one comes back:
+
+    farspan run --hosts localhost,B,C --nnodes 1:3 --max-restarts 4 --ssh SCRIPT train.py
+
 Hosts are network namespaces. The program is that of exact_resume, and saves in each step. A time is that from the loss
 to the next step done by those that are left, and from the start of the launcher on the fourth host to the next step in
 which it takes part.
@@ -33,6 +37,10 @@ NUM_HOSTS = 3
 """With which the run begins; then one is lost, and one comes."""
 LAYERS = ("disk", "memory")
 LINK_BYTES_PER_S = 125e6
+SSH = """#!/bin/sh
+if [ -e "{folder}/away-$1" ]; then echo "$1 is down" >&2; exit 255; fi
+exec ip netns exec "$(cat "{folder}/name-$1")" sh -c "$2"
+"""
 STEPS_BETWEEN = 10
 """Steps that are taken before the loss, and between it and the start of the fourth host, at least."""
 
@@ -40,8 +48,9 @@ STEPS_BETWEEN = 10
 class Launchers:
     """One on each host, and what their ranks have said."""
 
-    def __init__(self, made: Hosts, layer: str, folder: Path, steps: int) -> None:
+    def __init__(self, made: Hosts, layer: str, folder: Path, steps: int, *, by_ssh: bool) -> None:
         self.made = made
+        self.by_ssh = by_ssh
         self.folder = folder
         pipe = folder / "pipe"
         os.mkfifo(pipe)
@@ -54,10 +63,15 @@ class Launchers:
     def start(self) -> subprocess.Popen[bytes]:
         """Starts the launcher of the next host."""
         number = len(self.processes)
-        command = [*self.made.command(number), sys.executable, "-m", "farspan", "run", "-n", "1"]
-        command += ["--nnodes", f"1:{NUM_HOSTS + 1}", "--node-rank", "0", "--max-restarts", "4"] if number == 0 else []
-        command += ["--join", f"{self.made.addresses[0]}:29400", "--files", "all"]
-        command += ["--log-dir", str(self.folder / "logs"), *self.words]
+        command = [*self.made.command(number), sys.executable, "-m", "farspan", "run"]
+        if self.by_ssh:
+            others = ",".join(self.made.addresses[1:NUM_HOSTS])
+            command += ["--hosts", f"localhost,{others}", "--nnodes", f"1:{NUM_HOSTS}", "--ssh", self.make_ssh()]
+        else:
+            command += ["-n", "1", "--join", f"{self.made.addresses[0]}:29400"]
+            command += ["--nnodes", f"1:{NUM_HOSTS + 1}", "--node-rank", "0"] if number == 0 else []
+        command += ["--max-restarts", "4"] if number == 0 else []
+        command += ["--files", "all", "--log-dir", str(self.folder / "logs"), *self.words]
         variables = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
         variables |= {"FARSPAN_SECRET": "known to all hosts"}
         variables.pop("FARSPAN_RECORD", None)
@@ -72,11 +86,29 @@ class Launchers:
     def lose(self, number: int, *, cut: bool) -> None:
         """Kill all processes of a host at once, or cut its link."""
         name = self.made.names[number]
+        (self.folder / f"away-{self.made.addresses[number]}").touch()
         if cut:
             subprocess.run(["ip", "-n", name, "link", "set", "eth0", "down"], check=True)
             return
         for pid in _processes_on(name):
             os.kill(pid, signal.SIGKILL)
+
+    def bring(self) -> None:
+        """Starts the launcher of the fourth host, or lets the third one be reached again."""
+        if not self.by_ssh:
+            self.start()
+            return
+        subprocess.run(["ip", "-n", self.made.names[NUM_HOSTS - 1], "link", "set", "eth0", "up"], check=True)
+        (self.folder / f"away-{self.made.addresses[NUM_HOSTS - 1]}").unlink()
+
+    def make_ssh(self) -> str:
+        """Writes the script in the place of ssh; returns its path."""
+        for name, address in zip(self.made.names, self.made.addresses, strict=True):
+            (self.folder / f"name-{address}").write_text(name)
+        file = self.folder / "ssh.sh"
+        file.write_text(SSH.format(folder=self.folder))
+        file.chmod(0o755)
+        return str(file)
 
     def steps_of(self, num_ranks: int, after: int) -> list[tuple[int, int, float]]:
         """The steps of starts later than `after` with so many ranks: number of the start, step, time."""
@@ -100,14 +132,14 @@ def _processes_on(name: str) -> list[int]:
     return [int(word) for word in found.stdout.split()]
 
 
-def trial(layer: str, folder: Path, steps: int, *, cut: bool) -> list[dict[str, Any]]:
+def trial(layer: str, folder: Path, steps: int, *, cut: bool, by_ssh: bool) -> list[dict[str, Any]]:
     """One run; a row for the loss and one for the host that comes, as far as they came."""
     rows: list[dict[str, Any]] = []
     with hosts(NUM_HOSTS + 1, bytes_per_s=LINK_BYTES_PER_S) as made:
-        launchers = Launchers(made, layer, folder, steps)
+        launchers = Launchers(made, layer, folder, steps, by_ssh=by_ssh)
         run = launchers.run
         try:
-            for _ in range(NUM_HOSTS - 1):
+            for _ in range(0 if by_ssh else NUM_HOSTS - 1):
                 launchers.start()
             if not launchers.wait_for(NUM_HOSTS, -1, STEPS_BETWEEN):
                 return rows
@@ -116,7 +148,7 @@ def trial(layer: str, folder: Path, steps: int, *, cut: bool) -> list[dict[str, 
                 if what == "loss":
                     launchers.lose(NUM_HOSTS - 1, cut=cut)
                 else:
-                    launchers.start()
+                    launchers.bring()
                 num_ranks = NUM_HOSTS - 1 if what == "loss" else NUM_HOSTS
                 row: dict[str, Any] = {"layer": layer, "what": what, "time_s": None, "ranks": num_ranks}
                 rows.append(row)
@@ -150,6 +182,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--layer", choices=("all", *LAYERS), default="all", help="where farspan saves")
     parser.add_argument("--cut", action="store_true", help="cut the link of the host that is lost, and kill nothing")
+    parser.add_argument(
+        "--by-ssh", action="store_true", help="--hosts in the place of --join; the third host comes back"
+    )
     parser.add_argument("--steps", type=int, default=400, help="of the whole run")
     args = parser.parse_args()
     if why := why_not():
@@ -167,7 +202,7 @@ def main() -> None:
         assert plain.process.wait(60) == 0, (top / "plain" / "output").read_text()
         expected = json.loads((top / "plain" / "result.json").read_text())
         for layer in layers:
-            rows += trial(layer, top / layer, steps, cut=args.cut)
+            rows += trial(layer, top / layer, steps, cut=args.cut, by_ssh=args.by_ssh)
             result = top / layer / "result.json"
             are_same.append(result.exists() and json.loads(result.read_text()) == expected)
     finally:

@@ -182,7 +182,7 @@ def test_a_host_that_starts_anew_is_waited_for_once_the_run_has_begun(monkeypatc
     found = []
     fleet = Fleet([Host(name="far")], ["train.py"], ssh="ssh", fewest=None)
     away = LaunchError("far cannot be reached.", why="Connection refused.", hint="")
-    monkeypatch.setattr(fleet_module, "reach", lambda *_: found.pop(0))
+    monkeypatch.setattr(fleet_module, "reach", lambda *_, **__: found.pop(0))
     monkeypatch.setattr(fleet_module, "check_same", lambda *_: None)
     monkeypatch.setattr(fleet_module, "_RETRY_S", 0.01)
     found[:] = [away]

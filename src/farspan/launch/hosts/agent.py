@@ -12,6 +12,7 @@ and a channel of the connection.
                         {"do": "names", "process": 1, "message": ...}, about where services are
                         {"do": "examine", "what": "clock"}, by `farspan doctor`
     to the launcher     {"is": "checked", "has": ...}  {"is": "begun", "port": ..., "keeper": ...}  {"is": "finished"}
+                        {"is": "saved", "step": 7}, by rank 0
                         {"is": "output", "number": 2, "data": ...}       {"is": "ended", "number": 2, "code": 0, ...}
                         {"is": "notes", "notes": [...]}                  {"is": "error", "error": [what, why, hint]}
                         {"is": "member", "number": 2, "said": ...}       {"is": "examined", "found": {...}}
@@ -40,9 +41,10 @@ from farspan.launch.files import ELSEWHERE
 from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import code_of, versions
 from farspan.launch.hosts.connection import Channel, Connection, Link, LostError, Message
+from farspan.launch.hosts.growing.saves import Saves
 from farspan.launch.membership import Door
 from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory
-from farspan.launch.rank.notes import PROGRESS_VARIABLE, all_notes, note_end, saved_step
+from farspan.launch.rank.notes import EACH_SAVE_VARIABLE, PROGRESS_VARIABLE, all_notes, note_end, saved_step
 from farspan.launch.rank_process import Process
 from farspan.launch.roles.relay import SERVICES_VARIABLE, Relay
 from farspan.launch.sweep import Sweeper
@@ -86,6 +88,7 @@ class Agent:
         self._progress = ""
         self._sweeper: Sweeper | None = None
         self._door: Door | None = None
+        self._saves: Saves | None = None
         self._memory: ServedMemory | None = None
         """The folder of saves in memory of this host; it stays for all starts."""
 
@@ -174,6 +177,10 @@ class Agent:
         self._progress = f"{self._run_folder}/saved" if PROGRESS_VARIABLE in given else ""
         if self._progress:
             self._variables[PROGRESS_VARIABLE] = self._progress
+        if EACH_SAVE_VARIABLE in given:  # a pipe of the launcher's host
+            self._variables[EACH_SAVE_VARIABLE] = f"{self._run_folder}/each-save" if self._first == 0 else ""
+        if self._variables.get(EACH_SAVE_VARIABLE):
+            self._saves = Saves(self._variables[EACH_SAVE_VARIABLE], self._pass_save_on)
         if given.get(MEMORY_VARIABLE):
             self._memory = self._memory or ServedMemory()
             self._variables |= self._memory.begin(self._variables)
@@ -211,6 +218,12 @@ class Agent:
         for reader in readers:
             reader.start()
         threading.Thread(target=self._watch, args=(process, readers), daemon=True).start()
+
+    def _pass_save_on(self) -> None:
+        step = saved_step(Path(self._progress))
+        if step is not None:
+            with contextlib.suppress(LostError):  # the main thread hears of it too
+                self._connection.send({"is": "saved", "step": step})
 
     def _pass_word_on(self, number: int, message: Message) -> None:
         with contextlib.suppress(LostError):  # the main thread hears of it too
@@ -270,6 +283,9 @@ class Agent:
         for process in self._processes.values():
             process.close()
         self._processes, self._codes = {}, {}
+        if self._saves is not None:
+            self._saves.close()
+            self._saves = None
         if self._run_folder and leftover != signal.SIGKILL:  # else the sweeper waits for those who still use it
             shutil.rmtree(self._run_folder, ignore_errors=True)
         if self._door is not None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
 from farspan import settings
@@ -24,6 +23,7 @@ from farspan.launch.attempts.variables import own_threads
 from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
+from farspan.launch.hosts.growing import Absent, Growth
 from farspan.launch.hosts.host import Host, is_this_machine
 from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
@@ -70,6 +70,7 @@ class Fleet:
         self.fewest = len(self.hosts) if fewest is None else fewest
         self._remote: dict[str, RemoteHost] = {}
         self._present: list[Host] = self.hosts
+        self._absent = Absent(self._attempt)
         self._has_begun = False
         self._memory: ServedMemory | None = None
         """The folder of saves in memory of this host; it stays for all starts."""
@@ -104,8 +105,10 @@ class Fleet:
         while failures := self._connect():
             error = next(iter(failures.values()))
             if len(self._present) >= self.fewest:
+                again = self._absent.try_again([host for host in self.hosts if host.name in failures])
                 for name, each in failures.items():
-                    say(f"farspan run: without {name}: {each.what} {each.why}")
+                    why = f"{each.why.removesuffix('.')}; it is tried again" if again else each.why
+                    say(f"farspan run: without {name}: {each.what} {why}")
                 break
             if not self._has_begun or time.monotonic() > until:
                 raise error
@@ -116,25 +119,50 @@ class Fleet:
         self._has_begun = True
 
     def _connect(self) -> dict[str, LaunchError]:
-        """Tries all hosts that are not connected, and compares their program with the one here; returns who failed."""
+        """Tries all hosts that are not connected; returns who failed.
+
+        Raises:
+            LaunchError: Before the first start: a host has another program.
+        """
         gone = [name for name, remote in self._remote.items() if remote.is_lost]
         for name in gone:
             self._remote.pop(name).close()
         missing = [host for host in self.hosts if not is_this_machine(host.name) and host.name not in self._remote]
         failures: dict[str, LaunchError] = {}
         if missing:
-            here, code = versions(), code_of(self.script_argv)
             with ThreadPoolExecutor(max_workers=min(64, len(missing))) as pool:
-                answers = pool.map(reach, missing, repeat(self.script_argv), repeat(self.ssh))
-                for host, found in zip(missing, answers, strict=True):
+                for host, found in zip(missing, pool.map(self._call, missing), strict=True):
                     if isinstance(found, LaunchError):
                         failures[host.name] = found
-                        continue
-                    remote, theirs = found
-                    self._remote[host.name] = remote
-                    check_same(host, theirs, here, code)
+                    else:
+                        self._remote[host.name] = found
         self._present = [host for host in self.hosts if is_this_machine(host.name) or host.name in self._remote]
         return failures
+
+    def _call(self, host: Host) -> RemoteHost | LaunchError:
+        try:
+            return self._absent.call(host)
+        except LaunchError as error:
+            if not self._has_begun:
+                raise
+            return error  # a run that goes on is not ended by a host that comes back with another program
+
+    def _attempt(self, host: Host, is_again: bool) -> RemoteHost | LaunchError:
+        """Connects with a host, and compares its program with the one here.
+
+        Raises:
+            LaunchError: It has another one, or cannot take part.
+        """
+        found = reach(host, self.script_argv, self.ssh, is_shown=not is_again)
+        if isinstance(found, LaunchError):
+            return found
+        remote, theirs = found
+        try:
+            check_same(host, theirs, versions(), code_of(self.script_argv))
+        except LaunchError:
+            remote.close()
+            raise
+        return remote
 
     def open(self, events: Events, variables: dict[str, str], files: str | None, share: Share | None = None) -> Crew:
         """Returns the places of the ranks of one start.
@@ -160,12 +188,13 @@ class Fleet:
         return Crew(self._present, self._remote, self.script_argv, events, variables, files, memory=self._memory)
 
     def take_in_at_saves(self, events: Events, pipe: str) -> None:
-        """Lets hosts that come by themselves take part from the next save on. Those of a list do not come so.
+        """Lets hosts that come while the ranks run, or come back, take part from the next save on.
 
         Args:
             events: By which the ranks are ended then.
             pipe: Opened by rank 0 at each save.
         """
+        self._absent.when_back(Growth(events, pipe, self._absent.any_is_back).watch)
 
     def close(self, code: int) -> None:
         """Ends all agents.
@@ -173,6 +202,7 @@ class Fleet:
         Args:
             code: Exit code of the run.
         """
+        self._absent.close()
         for remote in list(self._remote.values()):
             remote.close()
         if self._memory is not None:

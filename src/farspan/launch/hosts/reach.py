@@ -14,28 +14,32 @@ from farspan.launch.hosts.ssh import connect_by_ssh
 __all__ = ["reach"]
 
 
-def reach(host: Host, script_argv: Sequence[str], ssh: str) -> tuple[RemoteHost, dict[str, str]] | LaunchError:
+def reach(
+    host: Host, script_argv: Sequence[str], ssh: str, *, is_shown: bool = True
+) -> tuple[RemoteHost, dict[str, str]] | LaunchError:
     """Returns a host, and its versions and digests of files by name; or why it does not answer.
 
     Args:
         host: Which.
         script_argv: What its ranks are to run; [""] for nothing.
         ssh: How it is reached.
+        is_shown: Whether what ssh says goes to the console, even where the host does not answer.
 
     Raises:
         LaunchError: It has no such folder, or there is no ssh.
     """
-    connection, last_words = connect_by_ssh(host, ssh)
+    connection, said = connect_by_ssh(host, ssh, is_shown=is_shown)
     remote = RemoteHost(host, connection)
     question = {"do": "check", "argv": list(script_argv), "folder": host.folder or os.getcwd()}
     try:
         has = remote.ask(question, "checked")["has"]
     except LostError as error:
         remote.close()
-        why = last_words() or str(error)
+        why = said.last_line() or str(error)
         hint = f"ssh {host.name} {host.python or 'python'} -c 'import farspan'     must work without a password"
         return LaunchError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint)
     except LaunchError:
         remote.close()
         raise
+    said.show()
     return remote, {str(name): str(text) for name, text in has.items()}

@@ -9,7 +9,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from farspan.launch.hosts.connection import Channel, Connection, Link, LostError
 from farspan.launch.hosts.host import Host
 from farspan.launch.job import Events, Noted
 from farspan.launch.membership import MemberService
-from farspan.launch.rank.notes import PROGRESS_VARIABLE, add_notes, note_saving
+from farspan.launch.rank.notes import EACH_SAVE_VARIABLE, PROGRESS_VARIABLE, add_notes, note_saving
 from farspan.launch.rank_process import open_log, read_end
 from farspan.launch.roles.directory import Away
 from farspan.launch.terminal import write_all, write_stderr
@@ -124,6 +124,7 @@ class RemoteHost:
         self._own_address = own_address
         self._knows_secret = knows_secret
         self.is_lost = False
+        self._when_lost: list[Callable[[], None]] = []
         self.members: MemberService | None = None
         self.names: Away | None = None
         """The processes there, for the directory of services."""
@@ -216,8 +217,23 @@ class RemoteHost:
             try:
                 self.ask({"do": "finish", "kills": kills}, "finished")
             except LostError:
-                self.is_lost = True
+                self._lose()
         self._ranks = {}
+
+    def when_lost(self, action: Callable[[], None]) -> None:
+        """Does something once that host is lost; at once, where it is."""
+        with self._parts_lock:
+            if not self.is_lost:
+                self._when_lost.append(action)
+                return
+        action()
+
+    def _lose(self) -> None:
+        with self._parts_lock:
+            self.is_lost = True
+            actions, self._when_lost = self._when_lost, []
+        for action in actions:
+            action()
 
     def tell_process(self, number: int, message: Message) -> None:
         """Sends an answer of the directory of services to a process there."""
@@ -246,7 +262,7 @@ class RemoteHost:
         except LostError as error:
             if self.names is not None:  # before others hear that it is lost, and take its address away
                 self.names.close()
-            self.is_lost = True
+            self._lose()
             for rank in list(self._ranks.values()):
                 rank.end(_CODE_OF_LOST, f"its host {self.host.name} is lost: {error}")
             self._answers.put(error)
@@ -260,8 +276,11 @@ class RemoteHost:
         elif kind == "ended" and rank is not None:
             self._add_notes(message["notes"])
             if message["saved"] is not None:
-                note_saving(int(message["saved"]), self._variables.get(PROGRESS_VARIABLE, ""))
+                note_saving(int(message["saved"]), self._variables.get(PROGRESS_VARIABLE, ""), ())
             rank.end(int(message["code"]))
+        elif kind == "saved":
+            saved_at, each_save = (self._variables.get(name, "") for name in (PROGRESS_VARIABLE, EACH_SAVE_VARIABLE))
+            note_saving(int(message["step"]), saved_at, (each_save,))
         elif kind == "member" and self.members is not None:
             number = int(message["number"])
             self.members.hear_away(number, dict(message["said"]), functools.partial(self._tell, number))

@@ -114,19 +114,21 @@ def heard_ranks(folder: str) -> set[int]:
     return _ranks_that_noted(folder, _HEARD)
 
 
-def note_saving(step: int, path: str | None = None) -> None:
+def note_saving(step: int, path: str | None = None, pipes: Iterable[str] | None = None) -> None:
     """Say to `farspan run`, if it may start this program again, that a checkpoint of this step is on the disk.
 
     Args:
         step: Of the checkpoint.
         path: The file; None for that of this process.
+        pipes: Opened for those who wait for it; None for those of this process.
     """
     path = os.environ.get(PROGRESS_VARIABLE, "") if path is None else path
     if path:
         with open(f"{path}.new", "w") as file:
             file.write(str(step))
         os.replace(f"{path}.new", path)
-    pipes = (os.environ.pop(SAVED_VARIABLE, ""), os.environ.get(EACH_SAVE_VARIABLE, ""))  # the first time; each time
+    if pipes is None:  # the first time; each time
+        pipes = (os.environ.pop(SAVED_VARIABLE, ""), os.environ.get(EACH_SAVE_VARIABLE, ""))
     for pipe in filter(None, pipes):
         with contextlib.suppress(OSError):  # nobody waits for it, or not any more
             file = posix.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -13,8 +13,8 @@ from farspan.errors import FarspanError, LaunchError, quoted
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.fleet import Fleet
+from farspan.launch.hosts.growing import Growth
 from farspan.launch.hosts.host import Host
-from farspan.launch.hosts.joining.growth import Growth
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.job import Events
