@@ -115,6 +115,50 @@ def test_gradients_may_be_set_to_parts_of_a_flat_one() -> None:
     same_everywhere(program)
 
 
+def test_state_that_the_program_has_taken_goes_on_being_what_the_optimizer_keeps() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        taken: list[torch.Tensor] = []
+        seen: list[Any] = []
+        for shift in range(4):
+            _backward(model, shift)
+            optimizer.step()
+            if shift == 0:
+                taken = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+            if shift == 2:
+                taken[0].zero_()
+                taken[-1].add_(1.0)
+            seen.append([momentum.tolist() for momentum in taken])
+        return seen, weights(model)
+
+    same_everywhere(program)
+
+
+def test_gradients_that_were_set_may_be_used_together() -> None:
+    class Together(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            parameters = self.param_groups[0]["params"]
+            everything = torch.cat([p.grad for p in parameters])
+            for p in parameters:
+                p.sub_(p.grad * everything.abs().max())
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        biases = [p for p in model.parameters() if p.dim() == 1]
+        optimizer = Together(biases, {})
+        for shift in range(2):
+            _backward(model, shift)
+            for number, p in enumerate(biases):
+                assert p.grad is not None
+                p.grad = p.grad * 0.5 if number % 2 else p.grad.mul_(2.0)
+            optimizer.step()
+        return weights(model)
+
+    same_everywhere(program)
+
+
 def test_a_learning_rate_may_be_made_of_the_loss() -> None:
     def program(model: nn.Module, distribute: _Distribute) -> Any:
         distribute(model)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["WRITTEN", "Langevin", "SharpnessAware"]
+__all__ = ["WRITTEN", "Langevin", "OneForAll", "SharpnessAware"]
 
 
 class _Written(Optimizer):
@@ -123,6 +123,43 @@ class Langevin(_Written):
             p.add_(p.grad, alpha=-lr).add_(noise * p.new_empty(p.size()).uniform_(), alpha=math.sqrt(lr) * 1e-2)
 
 
+class OneBuffer(_Written):
+    """Keeps its momentum in parts of one buffer, also by lists, and looks at all of it."""
+
+    def change(self, params: Any, lr: float) -> None:
+        if self.num_steps == 1:
+            self.buffer = torch.zeros(sum(p.numel() for p in params))
+            parts = self.buffer.split([p.numel() for p in params])
+            self.parts = [part.view_as(p) for part, p in zip(parts, params, strict=True)]
+        self.buffer.mul_(0.9)
+        for p, part in zip(params[:2], self.parts[:2], strict=True):
+            part.add_(p.grad)
+        torch._foreach_add_(self.parts[2:], [p.grad for p in params[2:]])
+        self.norm = self.buffer.norm()
+        for p, part in zip(params, self.parts, strict=True):
+            p.sub_(part * (lr / (1 + self.norm)))
+
+
+class OneForAll(_Written):
+    """Keeps one tensor for all parameters, the next one's, and parts of tensors."""
+
+    def change(self, params: Any, lr: float) -> None:
+        if self.num_steps == 1:
+            total = torch.zeros(2)
+            for p in params:
+                average = torch.zeros_like(p)
+                self.state[p].update(total=total, average=average, again=average, first=average[:1], next=None)
+            for p, other in zip(params, [*params[1:], params[0]], strict=True):
+                self.state[p]["next"] = self.state[other]["average"]
+        first = self.state[params[0]]
+        first["total"][0] += sum(p.grad.norm() for p in params)
+        for p in params:
+            state = self.state[p]
+            state["average"].mul_(0.9).add_(p.grad)
+            state["first"].clamp_(-0.01, 0.01)
+            p.sub_(state["again"] * lr / (1 + state["total"][0] + state["next"].norm()))
+
+
 class SharpnessAware(Optimizer):
     """The well-known SAM, in both its forms."""
 
@@ -163,5 +200,6 @@ WRITTEN: dict[str, Callable[[Any], Optimizer]] = {
     kind.__name__: kind
     for kind in (
         GlobalNorm, StockClipping, NormInPython, IndexAmongLive, LayerRatio, SumsInPlace, Threshold, NowAndThen,
+        OneBuffer, OneForAll,
     )
 }  # fmt: skip

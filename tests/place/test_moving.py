@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.optimizers.written import OneForAll
 from tests.support.cases import CASES, Case
 from tests.support.parity import build, train, train_plainly
 from tests.support.places import engine
@@ -67,6 +68,77 @@ def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> No
         assert history.differences(wanted) == [], f"rank {rank}"
     assert all(each == moved[0] for each in moved)
     assert any(moved[0]), "nothing moved"
+
+
+class Laid(nn.Module):
+    """Its matrices do not lie in memory row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8).t())
+        self.scale = nn.Buffer(torch.rand(8, 8).t().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight * 0.3) @ self.scale * 0.3
+
+
+class Words(nn.Module):
+    """A word vector for each row of a batch, with sparse gradients, and some layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(9, 8, sparse=True)
+        self.layers = nn.Sequential(Laid(), nn.Linear(8, 8), Laid(), nn.Linear(8, 8))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.vectors(words))
+
+
+def train_words(model: nn.Module) -> Any:
+    """Of two optimizers each second one steps; the program reads and writes what they keep, also what it has taken."""
+    parameters = list(model.parameters())
+    optimizers = [
+        torch.optim.SparseAdam(parameters[:1]),
+        OneForAll(parameters[1:4]),
+        torch.optim.Adam(parameters[4:], lr=0.01),
+    ]
+    generator = torch.Generator().manual_seed(1)
+    taken: list[torch.Tensor] = []
+    seen: list[Any] = []
+    for step in range(6):
+        model(torch.randint(9, (5,), generator=generator)).square().mean().backward()
+        for optimizer in [optimizers[step % 2], optimizers[2]]:
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append([float(state["step"]) for state in optimizers[2].state.values()])
+        if step == 1:
+            taken = [optimizers[2].state[p]["exp_avg"] for p in parameters[4:]]
+        if step == 3:
+            taken[0].mul_(0.5)
+            optimizers[2].state[parameters[-1]]["exp_avg_sq"].mul_(2.0)
+        seen.append([each.tolist() for each in taken])
+        seen.append([(item.stride(), item.tolist()) for item in model.state_dict().values()])
+    return seen
+
+
+def test_what_optimizers_share_sparse_gradients_and_layouts_go_along_or_stay() -> None:
+    torch.manual_seed(0)
+    wanted = train_words(Words())
+    models: list[nn.Module] = []
+    for _ in range(RANKS):
+        torch.manual_seed(0)
+        models.append(Words())
+
+    def program(rank: int) -> Any:
+        model = farspan.distribute(models[rank], plan=random_whole_plan(models[rank], 3))
+        generator = random.Random(4)
+        engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+        return train_words(model)
+
+    moved: list[int | None] = []
+    for rank, found in enumerate(run_threads(RANKS, program)):
+        assert found == wanted, f"rank {rank}"
+    assert any(moved)
 
 
 def train_by_turns(model: nn.Module) -> dict[str, list[float]]:

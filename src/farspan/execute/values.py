@@ -147,11 +147,19 @@ class SharedValues:
         """Ask `rank` for tensors that optimizer `number` keeps under `name`; for one of them, into `memory`."""
         return self._ask(rank, "kept", [number, name, list(places)], memory)[1]
 
-    def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
+    def pull_state(
+        self,
+        rank: int,
+        number: int | None,
+        name: str,
+        device: torch.device | None = None,
+        places: Sequence[int] | None = None,
+    ) -> Any:
         """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
-        a parameter on `device`, if one is given.
+        a parameter on `device`, if one is given; of that, a list of the tensors at `places`, if these are given.
         """
-        return self.optimizers.unpack(*self._ask(rank, "state", [number, name]), device)
+        what = [number, name] if places is None else [number, name, list(places)]
+        return self.optimizers.unpack(*self._ask(rank, "state", what), device)
 
     def _ask(
         self, rank: int, kind: str, what: Any, memory: torch.Tensor | None = None

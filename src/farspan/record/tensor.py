@@ -52,6 +52,8 @@ class LazyTensor(torch.Tensor):
     """True if it has shared its memory with others and is a copy since, or they are: nothing may write into it."""
     _twins: list[Any] | None = None
     """Weak references to what this one stands for."""
+    _farspan_shown_as: Any = None
+    """In a step: a weak reference to the value as which the program knows it (`optimizers.own`)."""
 
     @staticmethod
     def make(value: Value, recorder: Recording) -> LazyTensor:

@@ -3,17 +3,28 @@ tensors (`_foreach_`, `_fused_`), of which each place of the lists is treated by
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from farspan.call.pytree.template import shape_of_call
+from farspan.call.pytree.template import flatten, shape_of_call
+from farspan.call.wire.checked import damaged
 from farspan.execute.optimizers.own import make_own
 from farspan.graph import Meta
 from farspan.record.tensor import LazyTensor, StubParameter
 
-__all__ = ["has_dynamic_shape", "kind_of_call", "over_lists", "shape_of", "small_tensor", "writes_by_name"]
+__all__ = [
+    "has_dynamic_shape",
+    "has_mask",
+    "kind_of_call",
+    "over_lists",
+    "shape_of",
+    "shape_only",
+    "small_tensor",
+    "writes_by_name",
+]
 
 _RECORDED = (LazyTensor, StubParameter)
 
@@ -23,6 +34,11 @@ def has_dynamic_shape(function: Any) -> bool:
     packet: Any = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
     overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
     return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
+
+
+def has_mask(index: Any) -> bool:
+    """Returns whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
+    return any(item.dtype in (torch.bool, torch.uint8) for item in flatten(index)[1])
 
 
 def _written_lists(name: str) -> tuple[int, ...]:
@@ -57,9 +73,25 @@ def kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[An
     return count, names, tuple([float if part is not None and part[0] is float else part for part in parts])
 
 
+def shape_only(meta: Meta) -> torch.Tensor:
+    """Returns a tensor of the shape and dtype of another, with memory for one element."""
+    return torch.empty((), dtype=meta.dtype, device=meta.device).expand(meta.shape)
+
+
 def small_tensor(meta: Meta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return tensor.fill_(0.5) if meta.dtype.is_floating_point else tensor.zero_()
+
+
+def sparse_sizes(blob: bytes, meta: Meta) -> list[int]:
+    """Returns the shape of the values of a sparse gradient, its number of sparse dimensions, and whether it is
+    coalesced."""
+    sizes = json.loads(blob)
+    if not isinstance(sizes, list) or len(sizes) < 3 or not all(type(size) is int and size >= 0 for size in sizes):
+        raise damaged("a sparse gradient without its sizes")
+    if tuple(sizes[1:-2]) != meta.shape[sizes[-2] :]:
+        raise damaged("a sparse gradient of another shape than its parameter")
+    return sizes
 
 
 class View(Protocol):
@@ -69,6 +101,7 @@ class View(Protocol):
 
     def data(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def ranks_of(self, items: Iterable[Any]) -> int: ...
+    def stays_replicated(self, tensor: Any) -> bool: ...
     def stage_of(self, tensor: Any) -> int: ...
     def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     def becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None: ...
@@ -82,8 +115,11 @@ def over_lists(view: View, func: Any, name: str, args: Any, kwargs: Any) -> Any:
     written = [place for place in (_written_lists(name) if name.endswith("_") else ()) if place in lists]
     args, kwargs = _with_single_broadcast(view, args, kwargs, lists)
     homes = [view.ranks_of(row) for row in zip(*[args[place] for place in lists], strict=True)]
-    for index in [index for index, home in enumerate(homes) if home & (home - 1)]:
-        homes[index] = _bring_together(view, args, lists, index)
+    for index, home in enumerate(homes):
+        if home and any(map(view.stays_replicated, [args[place][index] for place in written])):
+            homes[index] = _bring_together(view, args, lists, index, but=0)
+        elif home & (home - 1):
+            homes[index] = _bring_together(view, args, lists, index, but=view.ranks_of([args[lists[0]][index]]))
     here = [index for index, home in enumerate(homes) if home in (0, view.me)]
     results: list[Any] = [None] * number
     if here:
@@ -110,10 +146,10 @@ def over_lists(view: View, func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return results
 
 
-def _bring_together(view: View, args: list[Any], lists: Sequence[int], index: int) -> int:
-    """Let the tensors at one place of the lists be those of the first one's rank; returns the bit of that rank."""
+def _bring_together(view: View, args: list[Any], lists: Sequence[int], index: int, *, but: int) -> int:
+    """Let the tensors at one place of the lists be those of one rank, or replicated; returns the bit of that rank."""
     row = [args[place][index] for place in lists]
-    (row,), _ = view.with_broadcast((row,), {}, but=view.ranks_of(row[:1]))
+    (row,), _ = view.with_broadcast((row,), {}, but=but)
     for place, item in zip(lists, row, strict=True):
         args[place] = [*args[place][:index], item, *args[place][index + 1 :]]
     return view.ranks_of(row)

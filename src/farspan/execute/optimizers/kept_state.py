@@ -15,7 +15,7 @@ from farspan.call.leaf import Placed
 from farspan.execute.optimizers.lent_state import state_in
 from farspan.record.tensor import LazyTensor
 
-__all__ = ["change_tensors", "find_kept", "parts_beside_state", "parts_of", "parts_of_state", "raw_state"]
+__all__ = ["change_tensors", "find_kept", "parts_beside_state", "parts_of", "parts_of_state", "raw_state", "tensors_in"]
 
 _Change = Callable[[torch.Tensor], Any]
 _NUMBERS = frozenset([bool, int, float, str, type(None)])
@@ -53,6 +53,13 @@ def change_tensors(item: Any, change: _Change, seen: set[int] | None = None) -> 
     elif _is_plain_object(item):
         change_tensors(vars(item), change, seen)
     return item
+
+
+def tensors_in(item: Any) -> list[Any]:
+    """Returns the tensors that `change_tensors` finds, in its order."""
+    found: list[Any] = []
+    change_tensors(item, lambda tensor: found.append(tensor) or tensor)
+    return found
 
 
 def _is_plain_object(item: Any) -> bool:

@@ -273,7 +273,8 @@ def broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
         if meta.shape:
             return tensor
         if type(tensor) is LazyTensor:
-            tensor = torch.empty((), dtype=meta.dtype, device=meta.device)
+            data = tensor._value.data  # at its owner, where the program has got it
+            tensor = torch.empty((), dtype=meta.dtype, device=meta.device) if data is None else data.detach()
         small.append((make_replicated(tensor), engine.teams[item.stage].leader.rank))
         return tensor
 

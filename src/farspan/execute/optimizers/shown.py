@@ -10,6 +10,7 @@ there are such tensors in groups or attributes too, which the program may read a
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 from farspan.call.infer.entry import intern, meta_of
 from farspan.call.leaf import Placed
 from farspan.execute.optimizers.kept_state import change_tensors, parts_beside_state, parts_of, parts_of_state
-from farspan.execute.optimizers.own import is_own, make_own
+from farspan.execute.optimizers.own import is_own, make_known_as, make_own, shown_value
 from farspan.graph import Meta, Value
 from farspan.record.ops.overrides import read_data
 from farspan.record.saving.parameters import laid_out, reserved_tensor
@@ -27,7 +28,7 @@ from farspan.record.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.execute.engine import Engine
 
-__all__ = ["keeps_beside_state", "kept_for", "lose_parameter", "read_kept", "show_to_all", "show_to_step"]
+__all__ = ["keeps_beside_state", "kept_for", "read_kept", "show_to_all", "show_to_step"]
 
 
 def keeps_beside_state(optimizer: Optimizer) -> bool:
@@ -62,8 +63,8 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
         if is_recorded and value.meta.numel == 1:
             return engine.read(value)
         if engine.teams[value.stage].leader.rank == engine.rank:
-            return make_own(engine.read(value))
-        return LazyTensor.make(Value(value.meta, value.stage), engine.recorder)
+            return make_known_as(make_own(engine.read(value)), value)
+        return make_known_as(LazyTensor.make(Value(value.meta, value.stage), engine.recorder), value)
 
     for _, part in parts_beside_state(optimizer):
         part.change(change)
@@ -102,11 +103,29 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
             shown = Value(intern(meta), stage)
             shown.state_of = (number, name, place)
             shown.data = data
-            return LazyTensor.make(shown, engine.recorder)
+            held = _held(tensor, shown)
+            return LazyTensor.make(shown, engine.recorder) if held is None else held
 
         part.change(change)
         if item is None:
             engine.values.optimizers.shown[number, name] = own
+
+
+def _held(tensor: torch.Tensor, shown: Value) -> LazyTensor | None:
+    """Returns the recorded tensor through which the program has got `tensor` of what an optimizer keeps, now one of
+    `shown`: what it writes into the one that it holds is written into what the optimizer keeps.
+
+    Returns None where it holds none.
+    """
+    is_shown = type(tensor) is LazyTensor and tensor._value.state_of is not None
+    known = tensor._value if is_shown else shown_value(tensor)  # type: ignore[attr-defined]
+    held = None if known is None or known.lazy is None else known.lazy()
+    if known is None or type(held) is not LazyTensor or known.meta is not shown.meta:
+        return None
+    known.lazy = None
+    held._value = shown
+    shown.lazy = weakref.ref(held)
+    return held
 
 
 def read_kept(engine: Engine, state: Any) -> Any:
@@ -142,7 +161,7 @@ def read_kept(engine: Engine, state: Any) -> Any:
     return copy.deepcopy(state, known)
 
 
-# Parameters that are loaded, or go to another rank.
+# Parameters that are loaded.
 
 
 def kept_for(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
@@ -166,30 +185,5 @@ def kept_for(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
             return make_own(tensor)
         meta = Meta(tuple(tensor.shape), stride, tensor.dtype, tensor.device, False)
         return LazyTensor.make(Value(intern(meta), item.stage), engine.recorder)
-
-    return change_tensors(state, change)
-
-
-def lose_parameter(engine: Engine, item: Placed, state: Any, pulled: Any) -> Any:
-    """Loses a parameter, which has been given to another stage: returns what was kept for it, as this rank sees it now.
-
-    Args:
-        state: What this rank kept.
-        pulled: The same with the old owner's data, if this rank is the new owner.
-    """
-    coming: list[torch.Tensor] = []
-    if pulled is not None:
-        change_tensors(pulled, lambda tensor: coming.append(tensor) or tensor)
-    place = -1
-
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal place
-        place += 1
-        if type(tensor) is not LazyTensor and not is_own(tensor):
-            return tensor
-        if item.is_owned:
-            return make_own(coming[place]) if pulled is not None else tensor
-        meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor.detach())
-        return LazyTensor.make(Value(meta, item.stage), engine.recorder)
 
     return change_tensors(state, change)

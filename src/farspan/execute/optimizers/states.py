@@ -20,11 +20,11 @@ from farspan.call.wire.checked import damaged  # fmt: skip
 from farspan.call.wire.structure import structure_from_json, structure_to_json  # fmt: skip
 from farspan.comm.pulls.answers import Answer  # fmt: skip
 from farspan.errors import RecordError
-from farspan.execute.optimizers.kept_state import find_kept, raw_state
+from farspan.execute.optimizers.kept_state import find_kept, raw_state, tensors_in
 from farspan.graph import Meta
 from farspan.record.tensor import LazyTensor  # fmt: skip
 
-__all__ = ["OptimizerStates", "given_for", "placed_in", "without_others"]
+__all__ = ["OptimizerStates", "as_laid_out", "given_for", "placed_in", "without_others"]
 
 
 class OptimizerStates:
@@ -108,8 +108,9 @@ class OptimizerStates:
         """Returns the optimizers that all ranks step, with their numbers."""
         return sorted(self._optimizers.items())
 
-    def answer(self, number: int | None, name: str) -> Answer:
-        """Returns what optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
+    def answer(self, number: int | None, name: str, places: Sequence[int] | None = None) -> Answer:
+        """Returns what optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank; a list
+        of its tensors at `places`, if these are given."""
         if number is None:
             in_hook = self._in_hooks.get(name)
             states = {} if in_hook is None else raw_state(in_hook)
@@ -126,7 +127,11 @@ class OptimizerStates:
                 hint="keep the optimizer on every rank until its state has been read",
             )
         parameter = self.parameters[name].tensor
-        return self.pack(states.get(parameter), parameter.device)
+        kept = states.get(parameter)
+        if places is not None:
+            tensors = tensors_in(kept)
+            kept = [tensors[place] for place in places]
+        return self.pack(kept, parameter.device)
 
     @staticmethod
     def pack(state: Any, device: torch.device) -> Answer:
@@ -171,7 +176,7 @@ class OptimizerStates:
         for data, meta, is_beside in zip(found, metas, beside, strict=True):
             if tuple(data.shape) != meta.shape or data.dtype != meta.dtype:
                 raise damaged("what an optimizer keeps, with another shape than it says")
-            tensor = _as_laid_out(meta).copy_(data)
+            tensor = as_laid_out(meta).copy_(data)
             tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
         state = rebuild(template, tensors)
         if type(state) is dict:  # names as the optimizer has them, once: a file of the state has each once
@@ -179,7 +184,7 @@ class OptimizerStates:
         return state
 
 
-def _as_laid_out(meta: Meta) -> torch.Tensor:
+def as_laid_out(meta: Meta) -> torch.Tensor:
     """Memory for a tensor: in its own order if that has no gaps, else in that of its shape."""
     expected, is_dense = 1, len(meta.stride) == len(meta.shape)
     for step, size in sorted(zip(meta.stride, meta.shape, strict=False)):

@@ -28,24 +28,26 @@ from farspan.call.infer.entry import Unknown, intern, meta_of
 from farspan.call.leaf import Placed
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
-from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
-from farspan.call.wire.checked import damaged
+from farspan.call.pytree.template import flatten_arguments, map_tensors, rebuild
 from farspan.comm.tensor_bytes import sparse_tensor
 from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.optimizers.functions import (
     has_dynamic_shape,
+    has_mask,
     kind_of_call,
     over_lists,
     shape_of,
+    shape_only,
     small_tensor,
+    sparse_sizes,
     writes_by_name,
 )
-from farspan.execute.optimizers.own import make_own
+from farspan.execute.optimizers.own import is_own, make_own
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.ops.overrides import NUMBERS
 from farspan.record.tensor import LazyTensor, StubParameter
-from farspan.torch_private import DisableTorchFunctionSubclass, raw_grad
+from farspan.torch_private import DisableTorchFunctionSubclass, has_memory_of_its_own, raw_grad
 
 if TYPE_CHECKING:
     from farspan.execute.engine import Engine
@@ -55,8 +57,8 @@ __all__ = ["StepView"]
 
 _T: Any = torch.Tensor
 _RECORDED = (LazyTensor, StubParameter)
-_COMPUTES, _WRITES, _ASKS, _READS, _LISTS, _INDEXES = range(1, 7)
-"""Kinds of functions: the last four need no data, the data of all they are given, and each its own way."""
+_COMPUTES, _WRITES, _ASKS, _READS, _LISTS, _INDEXES, _LIKE = range(1, 8)
+"""Kinds of functions: the last five need no data, the data of all they are given, and each its own way."""
 _FEW, _LARGE = 3, 4096
 """A function of so few tensors runs where the largest is, if that has more elements than this; else everywhere."""
 _MOST_KNOWN = 4096
@@ -95,6 +97,8 @@ class StepView(TorchFunctionMode):
                 return func(*args)
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if kind == _LIKE and len(args) == 2:
+            args, kind = (args[0], shape_only(self._meta(args[1]))), _COMPUTES
         ranks = self.ranks_of(args)
         if kwargs:
             in_kwargs = self.ranks_of(kwargs.values())
@@ -107,6 +111,9 @@ class StepView(TorchFunctionMode):
         if self._sparse and any(type(item) is torch.Tensor and item.layout is torch.sparse_coo for item in args):
             return self._with_sparse(kind, func, args, kwargs)
         if kind <= _WRITES:
+            if kind == _WRITES and self.stays_replicated(args[0]):
+                args, kwargs = self.with_broadcast(args, kwargs)
+                return func(*args, **kwargs)
             if ranks == self.me and not types:
                 return self._kept_own(kind, func(*args, **kwargs), args)
             if ranks != self.me and func in self._writes and not ranks & (ranks - 1) and type(args[0]) in _RECORDED:
@@ -115,7 +122,7 @@ class StepView(TorchFunctionMode):
 
     def _seldom(self, kind: int, func: Any, args: Any, kwargs: Any, ranks: int) -> Any:
         """Handles all that is neither computed here at once, nor written into on another rank."""
-        if kind == _READS or (kind == _INDEXES and _has_mask(args[1])):
+        if kind == _READS or (kind == _INDEXES and has_mask(args[1])):
             args, kwargs = self.with_broadcast(args, kwargs)
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -150,6 +157,8 @@ class StepView(TorchFunctionMode):
             kind = _LISTS
         elif func is _T.__getitem__:
             kind = _INDEXES
+        elif func in (_T.view_as, _T.reshape_as, _T.expand_as, _T.type_as):
+            kind = _LIKE
         else:
             kind = _WRITES if writes_by_name(name) else _COMPUTES
         self._kinds[func] = kind
@@ -186,6 +195,12 @@ class StepView(TorchFunctionMode):
 
     # Tensors that all must know.
 
+    def stays_replicated(self, tensor: Any) -> bool:
+        """Returns whether a tensor that every rank has must have on each what is written into it: others see its
+        memory."""
+        is_plain = type(tensor) is torch.Tensor and not is_own(tensor) and tensor.layout is torch.strided
+        return is_plain and id(tensor) not in self._placed and not has_memory_of_its_own(tensor)
+
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the data of a recorded tensor or a stub, which the step asks for on every rank."""
         if self._is_known_to_all(tensor):
@@ -194,8 +209,9 @@ class StepView(TorchFunctionMode):
 
     @staticmethod
     def _is_known_to_all(tensor: Any) -> bool:
-        """Returns whether it was recorded by the program: each rank can ask for it alone."""
-        return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
+        """Returns whether it was recorded by the program: each rank can ask for it alone. A gradient is its owner's."""
+        is_recorded = type(tensor) is LazyTensor and not tensor._is_gradient
+        return is_recorded and (tensor._value.call is not None or tensor._value.index > 0)
 
     def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
         """Returns the arguments with replicated tensors in place of all others, but of those of the ranks in `but`."""
@@ -265,7 +281,7 @@ class StepView(TorchFunctionMode):
         blob = self.engine.agreement.broadcast("a sparse gradient", json.dumps(sizes).encode(), owner)
         if gradient is None:
             meta = placed.meta
-            *shape, num_sparse, is_coalesced = _sparse_sizes(blob, meta)
+            *shape, num_sparse, is_coalesced = sparse_sizes(blob, meta)
             parts = [
                 torch.empty(num_sparse, shape[0], dtype=torch.int64, device=meta.device),
                 torch.empty(shape, dtype=meta.dtype, device=meta.device),
@@ -380,19 +396,3 @@ class StepView(TorchFunctionMode):
         if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self.me:
             return make_own(self.engine.read(tensor._value))
         return tensor
-
-
-def _has_mask(index: Any) -> bool:
-    """Returns whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
-    return any(item.dtype in (torch.bool, torch.uint8) for item in flatten(index)[1])
-
-
-def _sparse_sizes(blob: bytes, meta: Meta) -> list[int]:
-    """Returns the shape of the values of a sparse gradient, its number of sparse dimensions, and whether it is
-    coalesced."""
-    sizes = json.loads(blob)
-    if not isinstance(sizes, list) or len(sizes) < 3 or not all(type(size) is int and size >= 0 for size in sizes):
-        raise damaged("a sparse gradient without its sizes")
-    if tuple(sizes[1:-2]) != meta.shape[sizes[-2] :]:
-        raise damaged("a sparse gradient of another shape than its parameter")
-    return sizes

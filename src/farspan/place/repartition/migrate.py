@@ -10,16 +10,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from farspan.execute.engine import Engine
-from farspan.execute.optimizers.kept_state import raw_state
-from farspan.execute.optimizers.shown import lose_parameter
-from farspan.execute.optimizers.states import placed_in
+from farspan.execute.optimizers.states import as_laid_out
 from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, repartition
+from farspan.place.repartition.moved_states import MovedStates
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
@@ -51,7 +49,9 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         if not may:
             return None
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
-        coming = [_fetched(engine, plan, move) for move in found if move.is_needed]
+        parameters = [move for move in found if move.item.is_parameter and move.stage is not None]
+        states = MovedStates(engine, {move.item.name: _rank_of(engine, move) for move in parameters})
+        coming = [_fetched(engine, plan, move, states) for move in found if move.is_needed]
         engine.agreement.barrier("parameters have come")  # from here on nobody asks for them
         leaving = [move.item for move in found if move.item.is_owned and not _is_mine(plan, move)]
         for item in leaving:
@@ -60,12 +60,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         repartition(model, engine.recorder, plan, found, data)
         engine.parameters.clear()
         engine.parameters.update({item.name: item for item in engine.recorder.placed.values()})
-        pulled = {each.name: each.states for each in coming}
-        for number, optimizer in engine.values.optimizers.numbered():
-            state = raw_state(optimizer)
-            for item in [move.item for move in found if move.item.tensor in state]:
-                data = pulled.get(item.name, {}).get(number)
-                state[item.tensor] = lose_parameter(engine, item, state[item.tensor], data)
+        states.settle()
         for each in coming:
             each.settle(engine)
     engine.recorder.gradients.forget()
@@ -93,8 +88,6 @@ class _Coming:
     name: str
     value: torch.Tensor
     gradient: torch.Tensor | None
-    states: dict[int, Any]
-    """What comes of optimizers' states, by number of the optimizer."""
 
     def settle(self, engine: Engine) -> None:
         if self.name not in engine.parameters:
@@ -104,18 +97,23 @@ class _Coming:
             set_raw_grad(tensor, self.gradient.to(tensor.device))
 
 
-def _fetched(engine: Engine, plan: ModelPlan, move: Move) -> _Coming:
+def _fetched(engine: Engine, plan: ModelPlan, move: Move, states: MovedStates) -> _Coming:
     item, owner = move.item, _rank_of(engine, move)
-    gradient, states = None, dict[int, Any]()
+    gradient = None
     if item.is_parameter and move.stage is not None:
         if engine.has_gradient(item):
-            gradient = engine.values.pull(owner, "gradient", list(engine.values.gradients.key_of(item)))
-        for number, optimizer in engine.values.optimizers.numbered():
-            if item in placed_in(optimizer, engine.recorder.placed):
-                device = plan.device_of(move.stage)
-                states[number] = engine.values.pull_state(owner, number, item.name, device)
-    value = engine.read_parameter(item)
-    return _Coming(name=item.name, value=value, gradient=gradient, states=states)
+            gradient = _gradient_of(engine, move, owner)
+        states.fetch(item, plan.device_of(move.stage))
+    value = as_laid_out(item.meta).copy_(engine.read_parameter(item))
+    return _Coming(name=item.name, value=value, gradient=gradient)
+
+
+def _gradient_of(engine: Engine, move: Move, owner: int) -> torch.Tensor:
+    """Returns a copy of a gradient, laid out as autograd lays out those of its parameter."""
+    if engine.has_sparse_gradient(move.item):
+        return engine.sparse_gradient(move.item)
+    data = engine.values.pull(owner, "gradient", list(engine.values.gradients.key_of(move.item)))
+    return as_laid_out(move.item.meta).copy_(data)
 
 
 def _size(move: Move) -> int:
