@@ -8,6 +8,8 @@ With --by-ssh the first host starts the two others, by a script in the place of 
 
     farspan run --hosts localhost,B,C --nnodes 1:3 --max-restarts 4 --ssh SCRIPT train.py
 
+With --sshd COMMAND, which serves ssh in the foreground, it runs on those two, and --ssh COMMAND is what reaches it.
+
 Hosts are network namespaces. The program is that of exact_resume, and saves in each step. A time is that from the loss
 to the next step done by those that are left, and from the start of the launcher on the fourth host to the next step in
 which it takes part.
@@ -15,8 +17,10 @@ which it takes part.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -48,14 +52,20 @@ STEPS_BETWEEN = 10
 class Launchers:
     """One on each host, and what their ranks have said."""
 
-    def __init__(self, made: Hosts, layer: str, folder: Path, steps: int, *, by_ssh: bool) -> None:
+    def __init__(self, made: Hosts, layer: str, folder: Path, args: argparse.Namespace) -> None:
+        steps = args.steps
         self.made = made
-        self.by_ssh = by_ssh
+        self.by_ssh = args.by_ssh
+        self.ssh: str = args.ssh
+        self.sshd: list[str] = shlex.split(args.sshd)
+        self.servers: dict[int, subprocess.Popen[bytes]] = {}
         self.folder = folder
         pipe = folder / "pipe"
         os.mkfifo(pipe)
         self.words = [str(HERE / "train.py"), str(folder), str(pipe), str(steps), str(PAUSE_S)]
         self.words += ["memory"] if layer == "memory" else []
+        for number in range(1, NUM_HOSTS):
+            self.serve(number)
         opened = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.run = Run(process=self.start(), pipe=opened)
@@ -66,7 +76,8 @@ class Launchers:
         command = [*self.made.command(number), sys.executable, "-m", "farspan", "run"]
         if self.by_ssh:
             others = ",".join(self.made.addresses[1:NUM_HOSTS])
-            command += ["--hosts", f"localhost,{others}", "--nnodes", f"1:{NUM_HOSTS}", "--ssh", self.make_ssh()]
+            command += ["--hosts", f"localhost,{others}", "--nnodes", f"1:{NUM_HOSTS}", "--ssh"]
+            command += [self.ssh or self.make_ssh()]
         else:
             command += ["-n", "1", "--join", f"{self.made.addresses[0]}:29400"]
             command += ["--nnodes", f"1:{NUM_HOSTS + 1}", "--node-rank", "0"] if number == 0 else []
@@ -93,6 +104,12 @@ class Launchers:
         for pid in _processes_on(name):
             os.kill(pid, signal.SIGKILL)
 
+    def serve(self, number: int) -> None:
+        """Starts a server of ssh on a host, where one was given and none runs."""
+        server = self.servers.get(number)
+        if self.sshd and (server is None or server.poll() is not None):
+            self.servers[number] = subprocess.Popen([*self.made.command(number), *self.sshd])
+
     def bring(self) -> None:
         """Starts the launcher of the fourth host, or lets the third one be reached again."""
         if not self.by_ssh:
@@ -100,6 +117,7 @@ class Launchers:
             return
         subprocess.run(["ip", "-n", self.made.names[NUM_HOSTS - 1], "link", "set", "eth0", "up"], check=True)
         (self.folder / f"away-{self.made.addresses[NUM_HOSTS - 1]}").unlink()
+        self.serve(NUM_HOSTS - 1)
 
     def make_ssh(self) -> str:
         """Writes the script in the place of ssh; returns its path."""
@@ -122,7 +140,7 @@ class Launchers:
         for name in self.made.names:
             for pid in _processes_on(name):
                 os.kill(pid, signal.SIGKILL)
-        for process in self.processes:
+        for process in (*self.processes, *self.servers.values()):
             process.wait(60)
         os.close(self.run.pipe)
 
@@ -132,21 +150,21 @@ def _processes_on(name: str) -> list[int]:
     return [int(word) for word in found.stdout.split()]
 
 
-def trial(layer: str, folder: Path, steps: int, *, cut: bool, by_ssh: bool) -> list[dict[str, Any]]:
+def trial(layer: str, folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One run; a row for the loss and one for the host that comes, as far as they came."""
     rows: list[dict[str, Any]] = []
     with hosts(NUM_HOSTS + 1, bytes_per_s=LINK_BYTES_PER_S) as made:
-        launchers = Launchers(made, layer, folder, steps, by_ssh=by_ssh)
+        launchers = Launchers(made, layer, folder, args)
         run = launchers.run
         try:
-            for _ in range(0 if by_ssh else NUM_HOSTS - 1):
+            for _ in range(0 if args.by_ssh else NUM_HOSTS - 1):
                 launchers.start()
             if not launchers.wait_for(NUM_HOSTS, -1, STEPS_BETWEEN):
                 return rows
             for what in ("loss", "arrival"):
                 before, began = run.steps[-1], time.monotonic()
                 if what == "loss":
-                    launchers.lose(NUM_HOSTS - 1, cut=cut)
+                    launchers.lose(NUM_HOSTS - 1, cut=args.cut)
                 else:
                     launchers.bring()
                 num_ranks = NUM_HOSTS - 1 if what == "loss" else NUM_HOSTS
@@ -185,12 +203,14 @@ def main() -> None:
     parser.add_argument(
         "--by-ssh", action="store_true", help="--hosts in the place of --join; the third host comes back"
     )
+    parser.add_argument("--ssh", default="", help="with --by-ssh: what reaches a host (default: a script)")
+    parser.add_argument("--sshd", default="", help="with --ssh: a server, in the foreground")
     parser.add_argument("--steps", type=int, default=400, help="of the whole run")
     args = parser.parse_args()
     if why := why_not():
         raise SystemExit(why)
     layers = LAYERS[:1] if args.quick else LAYERS if args.layer == "all" else (args.layer,)
-    steps = 200 if args.quick else args.steps
+    steps = args.steps = 200 if args.quick else args.steps
     top = Path(tempfile.mkdtemp())
     rows: list[dict[str, Any]] = []
     are_same: list[bool] = []
@@ -202,7 +222,7 @@ def main() -> None:
         assert plain.process.wait(60) == 0, (top / "plain" / "output").read_text()
         expected = json.loads((top / "plain" / "result.json").read_text())
         for layer in layers:
-            rows += trial(layer, top / layer, steps, cut=args.cut, by_ssh=args.by_ssh)
+            rows += trial(layer, top / layer, args)
             result = top / layer / "result.json"
             are_same.append(result.exists() and json.loads(result.read_text()) == expected)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.support.launcher import READY, Job, is_running, wait_until
 
+from farspan.launch.attempts import Here, Restarts, attempt_repeatedly
+from farspan.launch.attempts.waiting import HostLostError
 from farspan.launch.logs import find_place
 
 TIMES = """
@@ -159,3 +162,30 @@ def test_the_place_of_an_error_does_not_depend_on_the_numbers_that_it_names():
     assert find_place(log.format(4, 1)) != find_place(log.format(3, 1))
     assert find_place("farspan.errors.RemoteError: rank 1 failed") == find_place("killed") == ""
     assert find_place(log.format(3, 1).replace("ValueError", "farspan.errors.ServiceError")) == ""
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_host_that_is_lost_before_its_ranks_begin_is_a_failure_like_others(most, tmp_path):
+    crews = [HostLostError("a host is lost.", why="nothing has come from it."), Here([sys.executable, "-c", ""], 1, {})]
+    said = []
+
+    def open_crew(_):
+        crew = crews.pop(0)
+        if isinstance(crew, HostLostError):
+            raise crew
+        return crew
+
+    def run():
+        more = {"files": None, "grace_s": 1.0, "says": said.append}
+        variables = dict(os.environ)
+        return attempt_repeatedly(
+            queue.SimpleQueue(), open_crew, lambda: 1, folder=tmp_path, variables=variables, restarts=restarts, **more
+        )
+
+    restarts = Restarts(most)
+    if most:
+        assert run() == 0 and said == ["farspan run: a host is lost. nothing has come from it. restart 1 of 1"]
+    else:
+        with pytest.raises(HostLostError):
+            run()
+    restarts.close()

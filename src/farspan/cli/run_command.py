@@ -243,7 +243,6 @@ def _check_count(arguments: argparse.Namespace) -> None:
 
 def _check_roles(arguments: argparse.Namespace) -> None:
     """Refuses what does not go together with --role."""
-    fewest, most = arguments.nnodes or (1, 1)
     what, why, hint = "", "", ""
     if arguments.num_processes is not None and arguments.join is None:
         what, hint = "-n", "farspan run --role actor=4 --role learner=2 train.py"
@@ -251,9 +250,6 @@ def _check_roles(arguments: argparse.Namespace) -> None:
     elif arguments.join is not None and arguments.node_rank != 0:
         what, hint = "a host that joins", f"farspan run -n 4 --join {arguments.join} train.py"
         why = "the first host (--node-rank 0) says which roles there are; the others say how many slots they have."
-    elif fewest != most:
-        what, hint = f"--nnodes {fewest}:{most}", f"--nnodes {most}"
-        why = "each role has its number of processes, for which all hosts are needed."
     elif arguments.standby:
         what, hint = "--standby", "farspan run --role ... without --standby"
         why = "processes are kept ready for one program."

@@ -29,38 +29,13 @@ from typing import Protocol
 from farspan.errors import LaunchError
 from farspan.launch.membership import MemberService
 from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
-from farspan.launch.rank_process import signal_name
+from farspan.launch.rank_process import Started, signal_name
 from farspan.launch.terminal import say
 
-__all__ = ["Crew", "Cut", "Due", "Ended", "Events", "Job", "Noted", "Over", "Started", "signals_to"]
+__all__ = ["Crew", "Cut", "Due", "Ended", "Events", "Job", "Noted", "Over", "signals_to"]
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
-
-
-class Started(Protocol):
-    """A rank that was started, here or on another host."""
-
-    number: int
-    returncode: int
-    """As in subprocess, once it has ended."""
-    was_stopped: bool
-    has_ended: bool
-    log: Path
-    lost: str
-    """Why nothing is known of its end, where that is so."""
-
-    @property
-    def has_console(self) -> bool: ...
-    def wait(self) -> int: ...
-    def handles(self, number: signal.Signals) -> bool: ...
-    def send(self, number: signal.Signals, *, group: bool) -> None: ...
-    def read_tail(self) -> str: ...
-    def give_console(self) -> contextlib.AbstractContextManager[Sequence[int]]:
-        """Lets it write to the console from now on; gives the numbers of the files that it is to have for that."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Crew(Protocol):
@@ -192,7 +167,7 @@ class Job:
 
     def wait(self) -> None:
         """Returns when all ranks have ended, by themselves or by us."""
-        while len(self.ended) < len(self.ranks):
+        while len(self.ended) < len(self.ranks) or self.waits_for_places:
             timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             try:
                 event = self.events.get(timeout=timeout)
@@ -218,6 +193,11 @@ class Job:
                 self._show_stacks()
             else:
                 self.pass_on(event)
+
+    @property
+    def waits_for_places(self) -> bool:
+        """Returns whether a rank is to be started once there is a place for it."""
+        return False
 
     @property
     def is_ending(self) -> bool:

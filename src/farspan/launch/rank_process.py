@@ -10,14 +10,50 @@ import stat
 import subprocess
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from farspan.errors import LaunchError
 from farspan.launch.logs import TAIL_BYTES
 from farspan.launch.terminal import Console
 
-__all__ = ["Process", "Rank", "handles_signal", "open_log", "read_end", "send_signal", "signal_name", "wait_unreaped"]
+__all__ = [
+    "Process",
+    "Rank",
+    "Started",
+    "handles_signal",
+    "open_log",
+    "read_end",
+    "send_signal",
+    "signal_name",
+    "wait_unreaped",
+]
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+
+class Started(Protocol):
+    """A rank that was started, here or on another host."""
+
+    number: int
+    returncode: int
+    """As in subprocess, once it has ended."""
+    was_stopped: bool
+    has_ended: bool
+    log: Path
+    lost: str
+    """Why nothing is known of its end, where that is so."""
+
+    @property
+    def has_console(self) -> bool: ...
+    def wait(self) -> int: ...
+    def handles(self, number: signal.Signals) -> bool: ...
+    def send(self, number: signal.Signals, *, group: bool) -> None: ...
+    def read_tail(self) -> str: ...
+    def give_console(self) -> contextlib.AbstractContextManager[Sequence[int]]:
+        """Lets it write to the console from now on; gives the numbers of the files that it is to have for that."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Process:

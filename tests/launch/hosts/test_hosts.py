@@ -101,6 +101,43 @@ def test_who_says_what_is_no_message_or_nothing_is_given_up() -> None:
         connection.close()
 
 
+def test_what_a_shell_prints_before_the_first_message_is_passed_over_and_nothing_after_it() -> None:
+    reading, writing = os.pipe()
+    connection = Connection(reading, writing, silence_s=5.0, hang_up=lambda: None, skips_noise=True)
+    os.write(writing, b'Welcome!\n[1]\n\n{"is": "checked"}\nwhat\n')
+    assert connection.receive() == {"is": "checked"}
+    with pytest.raises(LostError, match="said b'what', which is no message"):
+        connection.receive()
+    connection.close()
+
+
+REACH = """
+import sys
+from farspan.launch.hosts.host import Host
+from farspan.launch.hosts.reach import reach
+for said in sys.argv[2:]:
+    open("said", "w").write(said)
+    error = reach(Host(name="far"), [""], sys.argv[1], is_shown=False)
+    print(error.why, error.hint, sep="|")
+"""
+
+
+def test_what_ssh_says_is_why_and_the_hint_is_what_mends_it(tmp_path) -> None:
+    ssh = tmp_path / "ssh.sh"
+    ssh.write_text("#!/bin/sh\ncat said >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    hints = {
+        "Host key verification failed": "ssh far     once by hand",
+        "me@far: Permission denied (publickey)": "ssh-copy-id far ",
+        "no route to host": f"ssh far {sys.executable} -c ",
+    }
+    command = [sys.executable, "-c", REACH, str(ssh), *[f"{said}.\n" for said in hints]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    for line, (said, hint) in zip(done.stdout.splitlines(), hints.items(), strict=True):
+        assert line.startswith(f"{said}.|{hint}")
+    assert not done.stderr
+
+
 def test_ssh_gets_an_address_of_ipv6_without_brackets(monkeypatch) -> None:
     commands = []
 

@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.launcher import SOURCE, TIMEOUT_S, wait_until
+from tests.launch.hosts.away import BEGIN, Launcher
+from tests.support.launcher import wait_until
 
-LAUNCHER = """
-import sys
-from farspan.launch.hosts import fleet, host
-from farspan.launch.hosts.growing import absent
-from farspan.cli.main import main
-from farspan.launch.roles import places
-for module in (fleet, places):
-    module.is_this_machine = lambda name: name == "localhost"  # the others are this machine under other addresses
-fleet.own_address_towards = fleet.resolved = lambda name: "127.0.0.1"
-absent._FIRST_PAUSE_S = 0.2
-sys.exit(main(sys.argv[1:]))
-"""
-SSH = """#!/bin/sh
-if [ -e "{folder}/away-$1" ]; then echo "$1 has no power" >&2; exit 255; fi
-echo $$ > "{folder}/$1/pid"
-TMPDIR="{folder}/$1" exec sh -c "$2"
-"""
-SCRIPT = """
-import os, sys, time
+SAVES = """
 from farspan.launch.rank.notes import note_saving
-start, ranks, rank = (int(os.environ[f"FARSPAN_{name}"]) for name in ("RESTART", "WORLD_SIZE", "RANK"))
 print("begins", start, "of", ranks, flush=True)
-os.chdir(sys.argv[2])
-open(f"pids-{start}-{rank}.new", "w").write(f"{os.getpid()} {os.getppid()}")
-os.rename(f"pids-{start}-{rank}.new", f"pids-{start}-{rank}")
+if rank: assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C ends it
 if rank == 0: assert os.environ["FARSPAN_EACH_SAVE"].startswith(os.environ["TMPDIR"])  # a pipe of its own host
 until, step = time.monotonic() + 100, 10 * start
-while time.monotonic() < until and not (ranks == int(sys.argv[1]) and start):
+while time.monotonic() < until and not (ranks == 2 and start):
     if os.path.exists("save") and rank == 0:
         step += 1
         note_saving(step)
@@ -48,62 +26,13 @@ while time.monotonic() < until and not (ranks == int(sys.argv[1]) and start):
 """
 
 
-class Launcher:
-    """On this machine, with hosts that are other addresses of it; a file away-ADDRESS takes one away."""
-
-    def __init__(self, folder: Path, hosts: str, *options: str, whole: int) -> None:
-        self.folder = folder
-        (folder / "train.py").write_text(SCRIPT)
-        ssh = folder / "ssh.sh"
-        ssh.write_text(SSH.format(folder=folder))
-        ssh.chmod(0o755)
-        for name in ("127.0.0.2", "127.0.0.3", "own"):
-            (folder / name).mkdir(exist_ok=True)
-        words = ["run", "--hosts", hosts, "--ssh", str(ssh), "--max-restarts", "1", "--files", "all"]
-        self.output = folder / "output"
-        variables = {"PYTHONPATH": str(SOURCE), "FARSPAN_DEADLINE": "60", "TMPDIR": str(folder / "own")}
-        with self.output.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, *words, *options, "train.py", str(whole), str(folder)],
-                cwd=folder,
-                env=os.environ | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-
-    def said(self) -> str:
-        return self.output.read_text()
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.said() or self.process.poll() is not None)
-        assert text in self.said(), self.said()
-
-    def lose(self, address: str, start: int, rank: int) -> None:
-        """Takes a host away: its agent and the rank are killed."""
-        file = self.folder / f"pids-{start}-{rank}"
-        wait_until(lambda: file.exists() or self.process.poll() is not None)
-        (self.folder / f"away-{address}").touch()
-        for pid in file.read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
-
-    def bring_back(self, address: str) -> None:
-        (self.folder / f"away-{address}").unlink()
-
-    def end(self) -> tuple[int, str]:
-        return self.process.wait(TIMEOUT_S), self.said()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[object]:
     made: list[Launcher] = []
 
-    def start(*words: str, whole: int) -> Launcher:
-        made.append(Launcher(tmp_path, *words, whole=whole))
+    def start(hosts: str) -> Launcher:
+        options = ("--nnodes", "1:2", "--max-restarts", "1")
+        made.append(Launcher(tmp_path, hosts, *options, script=SAVES))
         return made[-1]
 
     yield start
@@ -112,8 +41,8 @@ def launch(tmp_path: Path) -> Iterator[object]:
 
 
 def test_a_host_that_comes_back_takes_part_from_the_next_save_on_and_no_restart_is_used_up(launch) -> None:
-    launcher = launch("127.0.0.3:1,127.0.0.2:1", "--nnodes", "1:2", whole=2)  # rank 0 is not where the launcher is
-    launcher.lose("127.0.0.2", 0, 1)
+    launcher = launch("127.0.0.3:1,127.0.0.2:1")  # rank 0 is not where the launcher is
+    launcher.lose("127.0.0.2", "0-1")
     launcher.wait_for("begins 1 of 1")
     without = "farspan run: without 127.0.0.2: 127.0.0.2 cannot be reached. 127.0.0.2 has no power; it is tried again"
     assert without in launcher.said()
@@ -131,15 +60,15 @@ def test_a_host_that_comes_back_takes_part_from_the_next_save_on_and_no_restart_
 def test_a_host_that_comes_back_with_another_program_ends_nobody(launch, tmp_path: Path) -> None:
     other = tmp_path / "127.0.0.2" / ".project"
     other.mkdir(parents=True)
-    (other / "train.py").write_text(SCRIPT)
+    (other / "train.py").write_text(BEGIN + SAVES)
     (tmp_path / ".hosts").write_text(f"localhost\n127.0.0.2 folder={other}\n")
-    launcher = launch(".hosts", "--nnodes", "1:2", whole=2)
-    launcher.lose("127.0.0.2", 0, 1)
+    launcher = launch(".hosts")
+    launcher.lose("127.0.0.2", "0-1")
     launcher.wait_for("begins 1 of 1")
     (other / "train.py").write_text("another program")
     launcher.bring_back("127.0.0.2")
     launcher.wait_for("127.0.0.2 answers again, and does not take part yet: 127.0.0.2 has another program.")
-    (other / "train.py").write_text(SCRIPT)
+    (other / "train.py").write_text(BEGIN + SAVES)
     launcher.wait_for("127.0.0.2 answers again, and takes part from the next save on")
     (launcher.folder / "save").touch()
     code, said = launcher.end()
@@ -147,8 +76,8 @@ def test_a_host_that_comes_back_with_another_program_ends_nobody(launch, tmp_pat
 
 
 def test_a_host_that_is_lost_again_before_the_save_ends_nobody(launch) -> None:
-    launcher = launch("localhost:1,127.0.0.2:1", "--nnodes", "1:2", whole=2)
-    launcher.lose("127.0.0.2", 0, 1)
+    launcher = launch("localhost:1,127.0.0.2:1")
+    launcher.lose("127.0.0.2", "0-1")
     launcher.wait_for("begins 1 of 1")
     launcher.bring_back("127.0.0.2")
     launcher.wait_for("takes part from the next save on")

@@ -140,7 +140,6 @@ def test_only_the_last_role_is_one_program(job):
         (["--role", "a=1", "--role", "a=2"], "the role a is there twice"),
         (["--role", "a=1", "-n", "2"], "--role and -n do not go together"),
         (["--role", "a=1", "--hosts", "b:2", "-n", "2"], "--role and -n do not go together"),
-        (["--role", "a=1", "--hosts", "b:2,c:1", "--nnodes", "1:2"], "--role and --nnodes 1:2 do not go together"),
         (["--role", "a=1", "-n", "2", "--join", "b:1"], "--role and a host that joins do not go together"),
         (["--role", "a=1", "--nnodes", "2", "--node-rank", "0", "--join", "b:1"], "how many processes?"),
         (

@@ -11,7 +11,7 @@ from tests.support.launcher import is_running
 
 from farspan.launch.hosts import Host
 from farspan.launch.roles import Role
-from farspan.launch.roles.places import lay
+from farspan.launch.roles.slots import Slots, lay
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def job(tmp_path, monkeypatch):
 )
 def test_roles_are_laid_over_slots_in_order_the_last_one_first(slots, roles, found):
     hosts = [Host(name=name, num_processes=count) for name, count in slots.items()]
-    laid = lay([Role(name=name, num_processes=count) for name, count in roles.items()], hosts)
+    laid = lay(Slots("learner"), [Role(name=name, num_processes=count) for name, count in roles.items()], hosts)
     assert {name: " ".join(f"{each.name}{each.num_processes}" for each in of) for name, of in laid.items()} == found
     for of in laid.values():
         for host in of:

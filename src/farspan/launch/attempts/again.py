@@ -67,11 +67,17 @@ class Restarts:
         self._place = outcome.place
         if is_repeated:
             return False, _REPEATED.format(where=outcome.place.splitlines()[-2:][0])
-        if self.num_done == self.most:
+        if not self.count_one():
             return False, f"farspan run: not started again: this was restart {self.num_done} of {self.most}"
+        return True, f"farspan run: restart {self.num_done} of {self.most}; {saved}"
+
+    def count_one(self) -> bool:
+        """Returns whether there may be one more start, which is counted."""
+        if self.num_done == self.most:
+            return False
         self.num_done += 1
         self.num_starts += 1
-        return True, f"farspan run: restart {self.num_done} of {self.most}; {saved}"
+        return True
 
     def close(self) -> None:
         """Removes what the ranks have noted."""

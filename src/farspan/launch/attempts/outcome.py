@@ -6,9 +6,9 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from farspan.launch.job import Job, Started
+from farspan.launch.job import Job
 from farspan.launch.logs import find_cause, find_exception, find_place, find_word_of, only_heard_of_it
-from farspan.launch.rank_process import signal_name
+from farspan.launch.rank_process import Started, signal_name
 
 __all__ = ["Outcome", "conclude"]
 

@@ -11,6 +11,7 @@ from farspan.errors import LaunchError
 from farspan.launch.attempts.again import Restarts
 from farspan.launch.attempts.attempt import Attempt
 from farspan.launch.attempts.standby import Standby
+from farspan.launch.attempts.waiting import HostLostError
 from farspan.launch.job import Crew, Events, Job
 from farspan.launch.terminal import say
 
@@ -74,7 +75,13 @@ def attempt_repeatedly(
         while True:
             start = standby.take() if standby is not None else None
             start = start or prepare(restarts.num_starts, count(), standby.variables() if standby is not None else {})
-            outcome = start.run(says)
+            try:
+                outcome = start.run(says)
+            except HostLostError as error:
+                if not restarts.count_one():
+                    raise
+                says(f"farspan run: {error.what} {error.why} restart {restarts.num_done} of {restarts.most}")
+                continue
             goes_on, text = restarts.starts_again(outcome)
             if text:
                 says(text)

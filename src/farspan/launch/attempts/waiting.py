@@ -7,10 +7,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from farspan.errors import LaunchError
 from farspan.launch.job import Events, Noted, Over
 from farspan.launch.terminal import say
 
-__all__ = ["NotStartedError", "do_unless_over", "say_not_started"]
+__all__ = ["HostLostError", "NotStartedError", "do_unless_over", "say_not_started"]
+
+
+class HostLostError(LaunchError):
+    """A host is lost before it has begun with its ranks."""
 
 
 class NotStartedError(Exception):

@@ -177,9 +177,8 @@ class Agent:
         self._progress = f"{self._run_folder}/saved" if PROGRESS_VARIABLE in given else ""
         if self._progress:
             self._variables[PROGRESS_VARIABLE] = self._progress
-        if EACH_SAVE_VARIABLE in given:  # a pipe of the launcher's host
-            self._variables[EACH_SAVE_VARIABLE] = f"{self._run_folder}/each-save" if self._first == 0 else ""
-        if self._variables.get(EACH_SAVE_VARIABLE):
+        if EACH_SAVE_VARIABLE in given:  # names a pipe of the launcher's host; any rank may become the first
+            self._variables[EACH_SAVE_VARIABLE] = f"{self._run_folder}/each-save"
             self._saves = Saves(self._variables[EACH_SAVE_VARIABLE], self._pass_save_on)
         if given.get(MEMORY_VARIABLE):
             self._memory = self._memory or ServedMemory()
@@ -301,9 +300,14 @@ def _given(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: str(text) for name, text in variables.items() if name.startswith(_FROM_LAUNCHER)}
 
 
+def _do_nothing(*_: object) -> None:
+    pass
+
+
 def main() -> int:
     """Serves the launcher at the other end of standard input and output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the launcher passes it on
+    # A terminal sends it to all; the launcher passes it on. Not SIG_IGN, which the ranks would inherit.
+    signal.signal(signal.SIGINT, _do_nothing)
     read_fd, write_fd = os.dup(0), os.dup(1)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

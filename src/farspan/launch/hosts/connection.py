@@ -20,6 +20,8 @@ __all__ = ["Channel", "Connection", "Link", "LostError", "Message"]
 Message = dict[str, Any]
 _LONGEST_LINE = 8 << 20
 _ALIVE_S = 2.0
+_MOST_NOISE = 1000
+"""Limit on the lines before the first message that are passed over."""
 _MOST_WAITING = 1000
 """Limit on the messages of one channel that nobody has taken yet, before nothing more of the connection is read."""
 
@@ -106,6 +108,7 @@ class Connection:
         silence_s: After which time without any message the other end is given up.
         hang_up: Lets the other end, and who reads here, know that it is over. It closes no file descriptor that is
             read from: its number could be another file's by then.
+        skips_noise: Whether lines before the first message are passed over: those that a shell's startup files print.
         owner: Of the file descriptors; it lives as long as the connection.
 
     Attributes:
@@ -113,12 +116,20 @@ class Connection:
     """
 
     def __init__(
-        self, read_fd: int, write_fd: int, *, silence_s: float, hang_up: Callable[[], None], owner: object = None
+        self,
+        read_fd: int,
+        write_fd: int,
+        *,
+        silence_s: float,
+        hang_up: Callable[[], None],
+        skips_noise: bool = False,
+        owner: object = None,
     ) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._silence_s = silence_s
         self._hang_up = hang_up
+        self._num_skipped_most = _MOST_NOISE if skips_noise else 0
         self._owner = owner
         self._lock = threading.Lock()
         self.on_channel: Callable[[Channel], None] | None = None
@@ -196,9 +207,13 @@ class Connection:
             try:
                 message = json.loads(line)
             except (ValueError, RecursionError):
-                raise LostError(f"it said {bytes(line[:100])!r}, which is no message") from None
+                message = None
             if not isinstance(message, dict):
-                raise LostError("it said what is no message")
+                if self._num_skipped_most:
+                    self._num_skipped_most -= 1
+                    continue
+                raise LostError(f"it said {bytes(line[:100])!r}, which is no message")
+            self._num_skipped_most = 0
             if message:  # an empty one is a sign of life
                 return cast("Message", message)
 

@@ -7,12 +7,12 @@ store           in rank 0, at an address of a that leads to the host that is to 
 
 from __future__ import annotations
 
+import functools
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from farspan import settings
@@ -20,6 +20,7 @@ from farspan.errors import LaunchError
 from farspan.launch.attempts import Here, find_command
 from farspan.launch.attempts.here import inherited_variables
 from farspan.launch.attempts.variables import own_threads
+from farspan.launch.attempts.waiting import HostLostError
 from farspan.launch.hosts.address import free_port
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
@@ -27,30 +28,16 @@ from farspan.launch.hosts.growing import Absent, Growth
 from farspan.launch.hosts.host import Host, is_this_machine
 from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
-from farspan.launch.job import Events, Started
+from farspan.launch.job import Events
 from farspan.launch.membership import MemberService
 from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory, keeper_variables
+from farspan.launch.rank_process import Started
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
-__all__ = ["Crew", "Fleet", "Share", "address_of", "describe_hosts"]
+__all__ = ["Crew", "Fleet", "address_of", "describe_hosts"]
 
 _RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one role of a run has of its hosts.
-
-    Attributes:
-        role: Its name.
-        hosts: Those that it has processes on, each with the number of these.
-        console: The rank that has the console; None for none.
-    """
-
-    role: str
-    hosts: Sequence[Host]
-    console: int | None
 
 
 class Fleet:
@@ -76,6 +63,11 @@ class Fleet:
         """The folder of saves in memory of this host; it stays for all starts."""
 
     @property
+    def most(self) -> int:
+        """Returns how many hosts there may be."""
+        return len(self.hosts)
+
+    @property
     def num_processes(self) -> int:
         """How many ranks the hosts that are there have."""
         return sum(host.num_processes for host in self._present)
@@ -94,8 +86,11 @@ class Fleet:
         """Returns those of them that are not this machine, by name."""
         return self._remote
 
-    def gather(self) -> None:
+    def gather(self, is_enough: Callable[[Sequence[Host]], bool] = bool) -> None:
         """Connects with the hosts that are not connected; once the run has begun, waits until enough of them are back.
+
+        Args:
+            is_enough: Whether these hosts have slots enough; once the run has begun, others are waited for until then.
 
         Raises:
             LaunchError: Too few hosts are there, or one has another program.
@@ -104,13 +99,14 @@ class Fleet:
         pause, has_said = threading.Event(), False
         while failures := self._connect():
             error = next(iter(failures.values()))
-            if len(self._present) >= self.fewest:
+            is_over = not self._has_begun or time.monotonic() > until
+            if len(self._present) >= self.fewest and (is_over or is_enough(self._present)):
                 again = self._absent.try_again([host for host in self.hosts if host.name in failures])
                 for name, each in failures.items():
                     why = f"{each.why.removesuffix('.')}; it is tried again" if again else each.why
                     say(f"farspan run: without {name}: {each.what} {why}")
                 break
-            if not self._has_begun or time.monotonic() > until:
+            if is_over:
                 raise error
             if not has_said:
                 say(f"farspan run: waits for {', '.join(failures)} to come back (FARSPAN_DEADLINE)")
@@ -135,9 +131,28 @@ class Fleet:
                     if isinstance(found, LaunchError):
                         failures[host.name] = found
                     else:
-                        self._remote[host.name] = found
-        self._present = [host for host in self.hosts if is_this_machine(host.name) or host.name in self._remote]
+                        self._take(host, found)
+        self._note_present()
         return failures
+
+    def _take(self, host: Host, remote: RemoteHost) -> None:
+        self._remote[host.name] = remote
+        remote.when_lost(functools.partial(self._absent.try_again, [host]))
+
+    def _note_present(self) -> None:
+        self._present = [host for host in self.hosts if is_this_machine(host.name) or host.name in self._remote]
+
+    def take_back(self) -> None:
+        """Connects with the hosts that have come back, or come, and waits for no other one."""
+        back = self._absent.names_back()
+        for host in self.hosts:
+            found = self._call(host) if host.name in back else None
+            if isinstance(found, RemoteHost):
+                gone = self._remote.pop(host.name, None)
+                if gone is not None:
+                    gone.close()
+                self._take(host, found)
+        self._note_present()
 
     def _call(self, host: Host) -> RemoteHost | LaunchError:
         try:
@@ -164,25 +179,17 @@ class Fleet:
             raise
         return remote
 
-    def open(self, events: Events, variables: dict[str, str], files: str | None, share: Share | None = None) -> Crew:
+    def open(self, events: Events, variables: dict[str, str], files: str | None) -> Crew:
         """Returns the places of the ranks of one start.
 
         Args:
             events: By which other hosts' notes come.
             variables: That all ranks get.
             files: As in `run`.
-            share: Of the role whose ranks they are; None in a run without roles.
 
         Raises:
             LaunchError: A host is lost, or cannot begin.
         """
-        if share is not None:
-            away = [host.name for host in share.hosts if not is_this_machine(host.name)]
-            lost = next((name for name in away if name not in self._remote), None)
-            if lost is not None:
-                raise LaunchError(f"the host {lost} is lost.", hint="start it again")
-            remote = {name: self._remote[name].part(share.role) for name in away}
-            return Crew(share.hosts, remote, self.script_argv, events, variables, files, console=share.console)
         if variables.get(MEMORY_VARIABLE):
             self._memory = self._memory or ServedMemory()
         return Crew(self._present, self._remote, self.script_argv, events, variables, files, memory=self._memory)
@@ -194,7 +201,20 @@ class Fleet:
             events: By which the ranks are ended then.
             pipe: Opened by rank 0 at each save.
         """
-        self._absent.when_back(Growth(events, pipe, self._absent.any_is_back).watch)
+        self.when_back(Growth(events, pipe, self.any_is_back).watch, "takes part from the next save on")
+
+    def when_back(self, action: Callable[[], None], what_then: str) -> None:
+        """From now on hosts may come while the ranks run, or come back; the action is done whenever one has.
+
+        Args:
+            action: Done in any thread.
+            what_then: What becomes of such a host, for the console.
+        """
+        self._absent.when_back(action, what_then)
+
+    def any_is_back(self) -> bool:
+        """Returns whether a host has come, or come back, that could take part."""
+        return bool(self._absent.names_back())
 
     def close(self, code: int) -> None:
         """Ends all agents.
@@ -227,13 +247,18 @@ class Crew:
         self.num_processes = sum(host.num_processes for host in hosts)
         self._remote = [remote[host.name] for host in hosts if host.name in remote]
         self._console = console
+        self._script_argv = script_argv
+        self._events = events
+        self._files = files
+        self.by_name = dict(remote)
         self._places: list[Here | tuple[RemoteHost, Mapping[str, str]]] = []
         own_settings = {name: text for name, text in inherited_variables().items() if name.startswith(PREFIX)}
         shared = {f"{PREFIX}SECRET": secrets.token_hex(32), **own_settings, **variables}
         shared[f"{PREFIX}WORLD_SIZE"] = str(self.num_processes)
         if memory is not None:
             shared |= memory.begin(shared)
-        own = {host.name: {**shared, f"{PREFIX}LOCAL_WORLD_SIZE": str(host.num_processes)} for host in hosts}
+        self._shared = shared
+        own = {host.name: self._own_variables(host) for host in hosts}
         first, port = 0, 0
         ports: list[int] = []
         """The ports of the keepers of all hosts; 0 where a host keeps nothing."""
@@ -260,14 +285,45 @@ class Crew:
                 if away is not None:
                     self._places += [(away, here)] * host.num_processes
                 else:
-                    variables = own[host.name] | here | own_threads(host.num_processes + host.num_beside)
-                    variables |= {"CUDA_VISIBLE_DEVICES": host.devices} if host.devices else {}
-                    command, count = find_command(script_argv), host.num_processes
-                    place = Here(command, count, variables, first=first, console=console)
-                    self._places += [place] * count
+                    self._places += [self._here(host, here, first)] * host.num_processes
                 first += host.num_processes
+            self._store = (hosts[0].name, port)
         except LostError as error:
-            raise LaunchError("a host is lost.", why=f"{error}.", hint="farspan run --hosts without it") from None
+            raise HostLostError("a host is lost.", why=f"{error}.", hint="farspan run --hosts without it") from None
+
+    def _own_variables(self, host: Host) -> dict[str, str]:
+        return {**self._shared, f"{PREFIX}LOCAL_WORLD_SIZE": str(host.num_processes)}
+
+    def _here(self, host: Host, more: Mapping[str, str], first: int) -> Here:
+        variables = self._own_variables(host) | dict(more) | own_threads(host.num_processes + host.num_beside)
+        variables |= {"CUDA_VISIBLE_DEVICES": host.devices} if host.devices else {}
+        command = find_command(self._script_argv)
+        return Here(command, host.num_processes, variables, first=first, console=self._console)
+
+    def put(self, number: int, local: int, host: Host, away: RemoteHost | None) -> None:
+        """Lets a rank that stands for itself, and whose host is lost, be started on another host from now on.
+
+        Args:
+            number: Of the rank.
+            local: Its number on that host.
+            host: Which.
+            away: The same; None for this machine.
+
+        Raises:
+            LostError: That host is lost, too.
+        """
+        variables, port = self._own_variables(host), 0
+        if away is not None and away not in self._remote:
+            count = host.num_processes + host.num_beside
+            port = away.begin(self._events, variables, first=number, num_ranks=count, files=self._files)
+            self._remote.append(away)
+            self.by_name[host.name] = away
+        if number == 0:  # those that are there already look for it where it was
+            self._store = (host.name, port or free_port())
+        at, port = self._store
+        address = address_of(at, host.name, self.by_name)
+        more = {f"{PREFIX}STORE": f"tcp://{address}:{port}", f"{PREFIX}LOCAL_RANK": str(local)}
+        self._places[number] = (away, more) if away is not None else self._here(host, more, number - local)
 
     def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Started:
         """Starts a rank on its host, with more variables of its own."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 
 from farspan.errors import LaunchError
@@ -35,11 +37,19 @@ def reach(
         has = remote.ask(question, "checked")["has"]
     except LostError as error:
         remote.close()
-        why = said.last_line() or str(error)
-        hint = f"ssh {host.name} {host.python or 'python'} -c 'import farspan'     must work without a password"
-        return LaunchError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint)
+        why = (said.last_line() or str(error)).removesuffix(".")
+        return LaunchError(f"{host.name} cannot be reached.", why=f"{why}.", hint=_hint(host, why))
     except LaunchError:
         remote.close()
         raise
     said.show()
     return remote, {str(name): str(text) for name, text in has.items()}
+
+
+def _hint(host: Host, why: str) -> str:
+    if "Host key verification failed" in why:  # ssh asks nothing here, where its output is not a terminal
+        return f"ssh {host.name}     once by hand, which shows the key of the host and asks whether it is known"
+    if "Permission denied" in why:
+        return f"ssh-copy-id {host.name}     or a key in ssh-agent: ssh must work without a password"
+    python = shlex.quote(host.python or sys.executable)
+    return f"ssh {host.name} {python} -c 'import farspan'     must work without a password"

@@ -124,7 +124,7 @@ class RemoteHost:
         self._own_address = own_address
         self._knows_secret = knows_secret
         self.is_lost = False
-        self._when_lost: list[Callable[[], None]] = []
+        self._when_lost: list[Callable[[], object]] = []
         self.members: MemberService | None = None
         self.names: Away | None = None
         """The processes there, for the directory of services."""
@@ -220,7 +220,7 @@ class RemoteHost:
                 self._lose()
         self._ranks = {}
 
-    def when_lost(self, action: Callable[[], None]) -> None:
+    def when_lost(self, action: Callable[[], object]) -> None:
         """Does something once that host is lost; at once, where it is."""
         with self._parts_lock:
             if not self.is_lost:

@@ -17,7 +17,10 @@ from farspan.launch.terminal import say
 
 __all__ = ["Said", "connect_by_ssh"]
 
-_SETTINGS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=3", "ServerAliveCountMax=3")
+_OF_CONNECTION = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=3", "ServerAliveCountMax=3")
+# What a user's ~/.ssh/config may say for sessions at a keyboard: a terminal changes what goes through, a forwarded port
+# may be in use, and a connection shared with other sessions would be lost with them, or stand still.
+_NOT_OF_SESSIONS = ("RequestTTY=no", "ClearAllForwardings=yes", "ControlPath=none")
 _SILENCE_S = 10.0
 _LAST_WORDS_S = 5.0
 _KEPT_LINES = 20
@@ -77,7 +80,11 @@ def connect_by_ssh(host: Host, ssh: str, *, is_shown: bool = True) -> tuple[Conn
         LaunchError: There is no such command.
     """
     words = shlex.split(ssh) or ["ssh"]
-    options = [word for each in _SETTINGS for word in ("-o", each)] if os.path.basename(words[0]) == "ssh" else []
+    options = (
+        [word for each in (*_OF_CONNECTION, *_NOT_OF_SESSIONS) for word in ("-o", each)]
+        if os.path.basename(words[0]) == "ssh"
+        else []
+    )
     destination = host.name.replace("[", "").replace("]", "")  # ssh takes an address of IPv6 as it is
     command = [*words, *options, destination, _line_for(host)]
     try:
@@ -97,7 +104,9 @@ def connect_by_ssh(host: Host, ssh: str, *, is_shown: bool = True) -> tuple[Conn
         with contextlib.suppress(OSError):
             process.terminate()
 
-    connection = Connection(process.stdout.fileno(), process.stdin.fileno(), silence_s=_SILENCE_S, hang_up=hang_up)
+    connection = Connection(
+        process.stdout.fileno(), process.stdin.fileno(), silence_s=_SILENCE_S, hang_up=hang_up, skips_noise=True
+    )
     return connection, said
 
 

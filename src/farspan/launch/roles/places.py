@@ -1,28 +1,26 @@
-"""Where the processes of several roles run: on this machine, or laid over the slots of several hosts.
-
---hosts a:2,b:4 --role actor=4 --role learner=2
-
-slots     a a b b b b
-learner   0 1             the last role first: its rank 0, which has the console, is on the first host
-actor         0 1 2 3     then the others, in the order in which they are named
-"""
+"""Where the processes of several roles run: on this machine, or on the slots of several hosts (`slots`)."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from farspan.errors import LaunchError
 from farspan.launch.attempts import Here
-from farspan.launch.attempts.waiting import do_unless_over
+from farspan.launch.attempts.waiting import HostLostError, do_unless_over
 from farspan.launch.hosts import Fleet, Host
-from farspan.launch.hosts.fleet import Share, address_of, describe_hosts
+from farspan.launch.hosts.connection import LostError
+from farspan.launch.hosts.fleet import Crew as CrewOfHosts
+from farspan.launch.hosts.fleet import address_of, describe_hosts
+from farspan.launch.hosts.host import is_this_machine
+from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.job import Crew, Events
 from farspan.launch.roles.directory import Directory
 from farspan.launch.roles.role import Role
+from farspan.launch.roles.slots import Slots, lay
 
-__all__ = ["OneMachine", "SeveralHosts", "lay"]
+__all__ = ["OneMachine", "SeveralHosts"]
 
 
 class OneMachine:
@@ -37,8 +35,11 @@ class OneMachine:
         self._command = command
         self.directory = Directory(folder)
 
-    def gather(self, events: Events) -> None:
+    def gather(self, events: Events, role: Role | None = None) -> None:
         """Does nothing: this machine is there."""
+
+    def take_in_when_back(self) -> None:
+        """Does nothing: no host can come."""
 
     def describe(self) -> str:
         """Returns nothing: where all processes are is no news."""
@@ -48,7 +49,7 @@ class OneMachine:
         self, role: Role, events: Events, variables: dict[str, str], files: str | None, *, console: int | None
     ) -> Crew:
         """Returns the places of one start of a role."""
-        return Here(self._command, role.num_processes, variables, console=console)
+        return _CrewHere(self._command, role.num_processes, variables, console=console)
 
 
 class SeveralHosts:
@@ -64,24 +65,28 @@ class SeveralHosts:
         self._fleet = fleet
         self._roles = roles
         self._lock = threading.Lock()
-        self._hosts_of: Mapping[str, Sequence[Host]] = {}
+        """Who has it decides which hosts are there."""
+        self._slots = Slots(roles[-1].name)
+        self._laid: Mapping[str, Sequence[Host]] = {}
+        self._not_begun = {role.name for role in roles}
         self.directory = Directory(folder, self._address)
 
-    def gather(self, events: Events) -> None:
-        """Returns when all hosts are there.
+    def gather(self, events: Events, role: Role | None = None) -> None:
+        """Returns when enough hosts are there.
 
         Args:
             events: Of the role that waits.
+            role: The one that is started again, for which there must be slots enough; None before the first start.
 
         Raises:
-            LaunchError: A host is not there in time, or the hosts have too few slots.
+            LaunchError: Too few hosts are there in time, or they have too few slots.
             NotStartedError: A signal has come meanwhile, or the run is over.
         """
-        do_unless_over(self._gather, events)
+        do_unless_over(functools.partial(self._gather, role), events)
 
     def describe(self) -> str:
         """Returns which rank of which role is on which host, a line for each role for the console."""
-        return "".join(f"\nfarspan run: {name}: {describe_hosts(hosts)}" for name, hosts in self._hosts_of.items())
+        return "".join(f"\nfarspan run: {name}: {describe_hosts(hosts)}" for name, hosts in self._laid.items())
 
     def open(
         self, role: Role, events: Events, variables: dict[str, str], files: str | None, *, console: int | None
@@ -89,58 +94,142 @@ class SeveralHosts:
         """Returns the places of one start of a role.
 
         Raises:
-            LaunchError: A host is lost.
+            LaunchError: There are too few slots, or a host is lost.
         """
-        share = Share(role=role.name, hosts=self._hosts_of[role.name], console=console)
-        return self._fleet.open(events, variables, files, share)
+        is_first = role.name in self._not_begun
+        self._not_begun.discard(role.name)
+        hosts = self._laid[role.name] if is_first else self._slots.lay(role)
+        return _Crew(
+            self._slots,
+            self._part,
+            role.name,
+            hosts,
+            self._fleet.script_argv,
+            events,
+            variables,
+            files,
+            console=console,
+        )
 
-    def _gather(self) -> None:
+    def take_in_when_back(self) -> None:
+        """From now on hosts that come, or come back, while the processes run are there for those that wait."""
+        self._fleet.when_back(self._begin_to_take, "its slots are free")
+
+    def _begin_to_take(self) -> None:
+        threading.Thread(target=self._take_back, name="farspan-places", daemon=True).start()
+
+    def _take_back(self) -> None:
         with self._lock:
-            self._fleet.gather()
-            self._hosts_of = lay(self._roles, self._fleet.present)
-            for name, remote in self._fleet.remote.items():
-                # What the directory says of them is found out now, while it can be an error of the start.
-                _ = remote.address, remote.own_address
-                if remote.names is None:
-                    remote.names = self.directory.away(name, remote.tell_process)
+            if self._fleet.any_is_back():
+                self._fleet.take_back()
+                self._note_hosts()
+
+    def _gather(self, role: Role | None) -> None:
+        with self._lock:
+            self._fleet.gather(functools.partial(self._slots.has_room, self._roles if role is None else [role]))
+            if role is None:
+                self._laid = lay(self._slots, self._roles, self._fleet.present)
+            self._note_hosts()
+
+    def _note_hosts(self) -> None:
+        for name, remote in self._fleet.remote.items():
+            # What the directory says of them is found out now, while it can be an error of the start.
+            _ = remote.address, remote.own_address
+            if remote.names is None:
+                remote.names = self.directory.away(name, remote.tell_process)
+        self._slots.set_hosts([host for host in self._fleet.present if self._is_there(host.name)])
+
+    def _is_there(self, name: str) -> bool:
+        return is_this_machine(name) or not self._fleet.remote[name].is_lost
+
+    def _part(self, role: str, host: str) -> RemoteHost | None:
+        """Returns a host for one role; None for this machine.
+
+        Raises:
+            LostError: It is lost.
+        """
+        if is_this_machine(host):
+            return None
+        remote = self._fleet.remote.get(host)
+        if remote is None or remote.is_lost:
+            raise LostError(f"the host {host} is lost")
+        return remote.part(role)
 
     def _address(self, host: str, viewer: str) -> str:
         return address_of(host, viewer, self._fleet.remote)
 
 
-def lay(roles: Sequence[Role], hosts: Sequence[Host]) -> dict[str, list[Host]]:
-    """Returns the hosts of each role, each with the number of processes of that role; the last role comes first.
+class _CrewHere(Here):
+    """The places of one start of a role that is on this machine: no host of it is lost."""
+
+    def move(self, number: int) -> str:
+        """Nowhere: there is no other host."""
+        return ""
+
+    def give_up(self, number: int) -> None:
+        """Nothing: nobody waits for its place."""
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Never: nobody waits for a place."""
+
+
+class _Crew(CrewOfHosts):
+    """The places of one start of a role, of which processes that stand for themselves may get others.
 
     Args:
-        roles: In the order of the command line.
-        hosts: With their slots.
-
-    Raises:
-        LaunchError: There are too few slots.
-
-    >>> a, b = Host(name="a", num_processes=2), Host(name="b", num_processes=4)
-    >>> laid = lay([Role(name="actor", num_processes=3), Role(name="learner", num_processes=3)], [a, b])
-    >>> {role: [(host.name, host.num_processes) for host in found] for role, found in laid.items()}
-    {'learner': [('a', 2), ('b', 1)], 'actor': [('b', 3)]}
+        slots: Of all roles.
+        part: Returns a host, by its name, for a role.
+        role: Its name.
+        hosts: Where its ranks are.
+        *args: Of a crew of hosts.
+        **kwargs: Of a crew of hosts.
     """
-    num_needed, num_there = (sum(each.num_processes for each in things) for things in (roles, hosts))
-    if num_needed > num_there:
-        raise LaunchError(
-            f"{num_needed} processes of {len(roles)} roles, and {num_there} slots on {len(hosts)} hosts.",
-            why=", ".join(f"{host.name} has {host.num_processes}" for host in hosts) + ".",
-            hint="more slots (--hosts a:2,b:4; with --join the -n of each host), or fewer processes",
-        )
-    free = [host.num_processes for host in hosts]
-    laid: dict[str, list[Host]] = {}
-    for role in [roles[-1], *roles[:-1]]:
-        left, laid[role.name] = role.num_processes, []
-        for number, host in enumerate(hosts):
-            count = min(left, free[number])
-            if count:
-                laid[role.name].append(dataclasses.replace(host, num_processes=count))
-            left, free[number] = left - count, free[number] - count
-    used = {host.name: host.num_processes - each for host, each in zip(hosts, free, strict=True)}
-    return {
-        name: [dataclasses.replace(host, num_beside=used[host.name] - host.num_processes) for host in found]
-        for name, found in laid.items()
-    }
+
+    def __init__(
+        self,
+        slots: Slots,
+        part: Callable[[str, str], RemoteHost | None],
+        role: str,
+        hosts: Sequence[Host],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        self._slots = slots
+        self._role = role
+        self._part = functools.partial(part, role)
+        self._host_of = [host.name for host in hosts for _ in range(host.num_processes)]
+        try:
+            parts = {host.name: self._part(host.name) for host in hosts}
+        except LostError as error:
+            raise HostLostError(f"{error}.", hint="start it again") from None
+        super().__init__(hosts, {name: part for name, part in parts.items() if part is not None}, *args, **kwargs)
+
+    def move(self, number: int) -> str:
+        """Gives a rank that was lost with its host a place on another one; returns its name, "" where there is none."""
+        if not self._is_back(self._host_of[number]):
+            self._slots.lose(self._host_of[number])
+        while (found := self._slots.move(self._role, number)) is not None:
+            host, local = found
+            try:
+                self.put(number, local, host, self._part(host.name))
+            except LostError:
+                self._slots.lose(host.name)
+            else:
+                self._host_of[number] = host.name
+                return host.name
+        return ""
+
+    def _is_back(self, name: str) -> bool:
+        """Returns whether a host that was lost is there again, over another connection."""
+        try:
+            return self._part(name) is not self.by_name.get(name)
+        except LostError:
+            return False
+
+    def give_up(self, number: int) -> None:
+        """Gives the place of a rank that does not come again to others."""
+        self._slots.give_up(self._role, number)
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Does something, from any thread, whenever places may have become free."""
+        self._slots.when_free(self._role, action)

@@ -96,6 +96,8 @@ def run_roles(
         ]
         stack.enter_context(signals_to(main.events, *[other.events for other in others]))
         try:
+            if max_restarts:
+                places.take_in_when_back()
             places.gather(main.events)
             say(f"farspan run: {_describe(roles)}; logs in {folder}{places.describe()}")
             with _beside(main, others):
@@ -194,7 +196,7 @@ class _Running:
         def count() -> int:
             self._num_starts += 1
             if self._num_starts > 1:  # before the first one all hosts were there
-                self._places.gather(self.events)
+                self._places.gather(self.events, self.role)
             return self.role.num_processes
 
         try:
@@ -234,7 +236,7 @@ def _shared(roles: Sequence[Role], fleet: Fleet | None) -> dict[str, str]:
         return own_threads(sum(role.num_processes for role in roles))
     # One secret for all roles, by which their processes let each other in.
     secret = settings.text("SECRET") or secrets.token_hex(32)
-    return {f"{settings.PREFIX}SECRET": secret, f"{settings.PREFIX}HOSTS": str(fleet.fewest)}
+    return {f"{settings.PREFIX}SECRET": secret, f"{settings.PREFIX}HOSTS": str(fleet.most)}
 
 
 def _describe(roles: Sequence[Role]) -> str:

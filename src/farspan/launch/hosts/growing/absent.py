@@ -32,6 +32,7 @@ class Absent:
     def __init__(self, attempt: Callable[[Host, bool], RemoteHost | LaunchError]) -> None:
         self._attempt = attempt
         self._on_return: Callable[[], None] | None = None
+        self._what_then = ""
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         """By host: who tries it has its lock, so that it has one agent."""
@@ -40,14 +41,19 @@ class Absent:
         """Of the threads that try hosts again."""
         self._is_over = False
 
-    def when_back(self, action: Callable[[], None]) -> None:
-        """From now on hosts may be tried again; the action is done whenever one has come back."""
-        self._on_return = action
+    def when_back(self, action: Callable[[], None], what_then: str) -> None:
+        """From now on hosts may be tried again; the action is done whenever one has come back.
 
-    def any_is_back(self) -> bool:
-        """Returns whether a host waits to be taken."""
+        Args:
+            action: Done in any thread.
+            what_then: What becomes of a host that has come back, for the console.
+        """
+        self._on_return, self._what_then = action, what_then
+
+    def names_back(self) -> set[str]:
+        """Returns the names of the hosts that wait to be taken."""
         with self._lock:
-            return any(not remote.is_lost for remote in self._back.values())
+            return {name for name, remote in self._back.items() if not remote.is_lost}
 
     def call(self, host: Host) -> RemoteHost | LaunchError:
         """Returns a host that has come back, or else tries it now.
@@ -112,7 +118,7 @@ class Absent:
 
     def _let_know(self, host: Host, found: RemoteHost, *, is_taken: bool) -> None:
         if not is_taken:
-            say(f"farspan run: {host.name} answers again, and takes part from the next save on")
+            say(f"farspan run: {host.name} answers again, and {self._what_then}")
         found.when_lost(lambda: self._lose(host, found))
         if self._on_return is not None:
             self._on_return()

@@ -6,18 +6,16 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from farspan import settings
 from farspan.errors import FarspanError, LaunchError, quoted
 from farspan.launch.hosts.code import check_same, code_of, versions
 from farspan.launch.hosts.connection import LostError
 from farspan.launch.hosts.fleet import Fleet
-from farspan.launch.hosts.growing import Growth
 from farspan.launch.hosts.host import Host
 from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
-from farspan.launch.job import Events
 from farspan.launch.tcp.listening import listen_everywhere
 from farspan.launch.terminal import say
 
@@ -42,18 +40,26 @@ class JoinedFleet(Fleet):
 
     def __init__(self, own: Host, script_argv: Sequence[str], *, port: int, fewest: int, most: int) -> None:
         super().__init__([own], script_argv, ssh="", fewest=fewest)
-        self.most = most
+        self._most = most
         self._own = own
         self._arrivals: queue.SimpleQueue[tuple[int, RemoteHost]] = queue.SimpleQueue()
         self._waiting: list[RemoteHost] = []
         """The hosts that have come and do not take part yet."""
-        self._growth: Growth | None = None
+        self._on_arrival: Callable[[], None] | None = None
         self._order: dict[str, int] = {}
         self._listener = _listen(port)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def gather(self) -> None:
+    @property
+    def most(self) -> int:
+        """Returns how many hosts there may be."""
+        return self._most
+
+    def gather(self, is_enough: Callable[[Sequence[Host]], bool] = bool) -> None:
         """Waits for hosts: before the first start for all that there may be, or for a while once there are enough.
+
+        Args:
+            is_enough: Whether these hosts have slots enough, where not all have come.
 
         Raises:
             LaunchError: Too few have come in time.
@@ -61,33 +67,45 @@ class JoinedFleet(Fleet):
         self._forget_lost()
         until = time.monotonic() + settings.seconds("DEADLINE", default=300.0)
         while len(self.hosts) < self.most:
-            is_enough = len(self.hosts) >= self.fewest
+            are_enough = len(self.hosts) >= self.fewest and is_enough(self.hosts)
             # A later start takes the hosts that are there: one that was lost may never come back.
             last_call_s = 0.0 if self._has_begun else _LAST_CALL_S
-            limit_s = last_call_s if is_enough else max(0.0, until - time.monotonic())
+            limit_s = last_call_s if are_enough else max(0.0, until - time.monotonic())
             try:
                 order, remote = self._arrivals.get(timeout=limit_s)
             except queue.Empty:
-                if is_enough:
+                if len(self.hosts) >= self.fewest:  # where they have too few slots, who lays roles over them says so
                     break
                 raise LaunchError(
                     f"{len(self.hosts)} of at least {self.fewest} hosts have come.",
                     why="the others have not connected in time (FARSPAN_DEADLINE).",
                     hint=f"farspan run -n 4 --join {socket.gethostname()}:{self._listener.getsockname()[1]} train.py",
                 ) from None
-            self._take(order, remote)
+            self._take_in(order, remote)
         self._forget_lost()
         self._present, self._has_begun = self.hosts, True
 
-    def take_in_at_saves(self, events: Events, pipe: str) -> None:
-        """Lets hosts that come while the ranks run take part from the next save on, as long as there is room."""
-        self._growth = Growth(events, pipe, self._has_waiting)
-        self._growth.watch()  # for those that came before
+    def when_back(self, action: Callable[[], None], what_then: str) -> None:
+        """From now on the action is done whenever a host has come while the ranks run, as long as there is room."""
+        self._on_arrival = action
+        action()  # for those that came before
 
-    def _has_waiting(self) -> bool:
+    def any_is_back(self) -> bool:
         """Returns whether a host has come that could take part."""
         waiting = [remote for remote in self._waiting if not remote.is_lost]
-        return bool(waiting) and len(self.hosts) < self.most
+        num_there = 1 + sum(not remote.is_lost for remote in self._remote.values())
+        return bool(waiting) and num_there < self.most
+
+    def take_back(self) -> None:
+        """Takes the hosts that have come, as long as there is room."""
+        self._forget_lost()
+        while len(self.hosts) < self.most:
+            try:
+                self._take_in(*self._arrivals.get_nowait())
+            except queue.Empty:
+                break
+        self._forget_lost()
+        self._present = self.hosts
 
     def close(self, code: int) -> None:
         """Lets all hosts know that it is over."""
@@ -96,7 +114,7 @@ class JoinedFleet(Fleet):
         self._listener.close()
         super().close(code)
 
-    def _take(self, order: int, remote: RemoteHost) -> None:
+    def _take_in(self, order: int, remote: RemoteHost) -> None:
         """Takes in a host that has come."""
         name = remote.host.name
         self._waiting.remove(remote)
@@ -143,8 +161,8 @@ class JoinedFleet(Fleet):
         if self._has_same_program(remote):
             self._waiting.append(remote)
             self._arrivals.put((number if order is None else order, remote))
-            if self._growth is not None:
-                self._growth.watch()
+            if self._on_arrival is not None:
+                self._on_arrival()
 
     def _has_same_program(self, remote: RemoteHost) -> bool:
         """Returns whether a host has the program of this one; else its connection is closed."""
