@@ -106,7 +106,7 @@ def test_a_host_that_is_lost_frees_the_names_of_its_processes_and_the_run_goes_o
     job.start(LOST_HOST, "--role", "actor=1", "--role", "learner=1", "--max-restarts", "1")
     job.pid("actor0")
     job.second.kill()
-    job.wait_until_said("the run goes on without it")
+    job.wait_until_said("it waits for a free slot")
     (job.folder / "go").touch()
     code, out, err = job.end()
     assert (code, out) == (0, "True\nexposed\n"), err

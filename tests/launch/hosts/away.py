@@ -10,10 +10,11 @@ from pathlib import Path
 
 from tests.support.launcher import SOURCE, TIMEOUT_S, wait_until
 
-__all__ = ["BEGIN", "SSH", "Launcher"]
+__all__ = ["BEGIN", "LAUNCHER", "SSH", "Launcher"]
 
 LAUNCHER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the background ignores it
 from farspan.launch.hosts import fleet
 from farspan.launch.hosts.growing import absent
 from farspan.cli.main import main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,27 @@ print("over", farspan.data_rank(), farspan.data_world())
 """
 
 
+SAVES = """
+import os, sys, time, torch, farspan
+from torch import nn
+start = os.environ["FARSPAN_RESTART"]
+torch.manual_seed(0)
+model = farspan.distribute(nn.Linear(8, 8), data_parallel=int(os.environ["FARSPAN_WORLD_SIZE"]), measure=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+step = farspan.load("checkpoints", model=model, optimizer=optimizer).step if farspan.latest("checkpoints") else 0
+print("begins at", step, "start", start, flush=True)
+until = time.monotonic() + 100
+while time.monotonic() < until and (start == "0" or step % 5):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    farspan.save("checkpoints", model=model, optimizer=optimizer, step=step).wait()
+    print("saved", step, "groups", farspan.data_world(), flush=True)
+print("over", farspan.data_world())
+"""
+
+
 @pytest.fixture
 def hosts():
     with two_hosts() as made:
@@ -61,3 +83,16 @@ def test_a_host_that_is_cut_off_is_lost(hosts: Hosts, tmp_path: Path) -> None:
     code, output = run.end()
     assert code == 0, output
     assert "the run goes on without rank 1\n" in output and "over 0 1" in output, output
+
+
+def test_a_group_comes_back_with_its_host_after_a_save(hosts: Hosts, tmp_path: Path) -> None:
+    options = ("--hosts", f"localhost:1,{ADDRESSES[1]}:1", "--keep-going", "--max-restarts", "1", "--files", "all")
+    run = Run(hosts, tmp_path, SAVES, options=options)
+    wait_until(lambda: "saved 2 groups 2" in run.output.read_text())
+    pids = subprocess.run(["ip", "netns", "pids", f"{hosts.name}1"], capture_output=True, text=True, check=True)
+    subprocess.run(["kill", "-9", *pids.stdout.split()], check=True)
+    code, output = run.end()
+    assert code == 0 and output.endswith("over 2\n"), output
+    assert "the run goes on without rank 1\n" in output and " groups 1\n" in output, output
+    assert f"{ADDRESSES[1]} answers again, and takes part from the next save on" in output
+    assert "all ranks are started again with the hosts that have come" in output and "restart 1 of 1" not in output

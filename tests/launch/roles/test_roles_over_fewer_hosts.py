@@ -29,17 +29,17 @@ def test_a_process_gets_a_slot_that_is_free_and_none_that_the_last_role_needs() 
     }
     slots.lose("b")
     assert slots.move("actor", 0) is None  # the free slot of c is that of the learner
-    assert names(slots.lay(LEARNER)) == "a2 c1"
-    assert slots.move("actor", 0) is None
     freed = []
     slots.when_free("actor", lambda: freed.append(True))
+    assert names(slots.lay(LEARNER, [HOSTS[0], HOSTS[2]])) == "a2 c1" and len(freed) == 1
+    assert slots.move("actor", 0) is None
     slots.set_hosts(HOSTS)
     moved = slots.move("actor", 0)
-    assert freed and moved is not None and (moved[0].name, moved[0].num_beside, moved[1]) == ("b", 0, 0)
+    assert len(freed) == 2 and moved is not None and (moved[0].name, moved[0].num_beside, moved[1]) == ("b", 0, 0)
     slots.lose("c")
     moved = slots.move("actor", 1)
     assert moved is None  # the last role has lost a slot of c, and the free one of b is kept for it
-    assert names(slots.lay(LEARNER)) == "a2 b1"
+    assert names(slots.lay(LEARNER, HOSTS[:2])) == "a2 b1"
 
 
 def test_a_process_that_moves_gets_a_number_that_no_other_one_of_its_role_has_there() -> None:
@@ -55,9 +55,8 @@ def test_a_process_that_moves_gets_a_number_that_no_other_one_of_its_role_has_th
 def test_too_few_slots_are_an_error_that_says_which_there_are() -> None:
     slots = Slots("learner")
     lay(slots, [ACTOR, LEARNER], HOSTS)
-    slots.lose("a")
     with pytest.raises(LaunchError) as error:
-        slots.lay(LEARNER)
+        slots.lay(LEARNER, HOSTS[1:])
     assert error.value.what == "3 processes of learner, and 2 free slots on 2 hosts."
     assert error.value.why == "b has 2, 1 in use; c has 2, 1 in use."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farspan.launch.attempts import Here
@@ -67,8 +67,7 @@ class SeveralHosts:
         self._lock = threading.Lock()
         """Who has it decides which hosts are there."""
         self._slots = Slots(roles[-1].name)
-        self._laid: Mapping[str, Sequence[Host]] = {}
-        self._not_begun = {role.name for role in roles}
+        self._laid: dict[str, Sequence[Host]] = {}
         self.directory = Directory(folder, self._address)
 
     def gather(self, events: Events, role: Role | None = None) -> None:
@@ -94,22 +93,10 @@ class SeveralHosts:
         """Returns the places of one start of a role.
 
         Raises:
-            LaunchError: There are too few slots, or a host is lost.
+            HostLostError: A host is lost.
         """
-        is_first = role.name in self._not_begun
-        self._not_begun.discard(role.name)
-        hosts = self._laid[role.name] if is_first else self._slots.lay(role)
-        return _Crew(
-            self._slots,
-            self._part,
-            role.name,
-            hosts,
-            self._fleet.script_argv,
-            events,
-            variables,
-            files,
-            console=console,
-        )
+        hosts, argv = self._laid[role.name], self._fleet.script_argv
+        return _Crew(self._slots, self._part, role.name, hosts, argv, events, variables, files, console=console)
 
     def take_in_when_back(self) -> None:
         """From now on hosts that come, or come back, while the processes run are there for those that wait."""
@@ -122,22 +109,24 @@ class SeveralHosts:
         with self._lock:
             if self._fleet.any_is_back():
                 self._fleet.take_back()
-                self._note_hosts()
+                self._slots.set_hosts(self._hosts_there())
 
     def _gather(self, role: Role | None) -> None:
         with self._lock:
             self._fleet.gather(functools.partial(self._slots.has_room, self._roles if role is None else [role]))
+            hosts = self._hosts_there()
             if role is None:
-                self._laid = lay(self._slots, self._roles, self._fleet.present)
-            self._note_hosts()
+                self._laid |= lay(self._slots, self._roles, hosts)
+            else:  # before others hear of slots that may be free
+                self._laid[role.name] = self._slots.lay(role, hosts)
 
-    def _note_hosts(self) -> None:
+    def _hosts_there(self) -> Sequence[Host]:
         for name, remote in self._fleet.remote.items():
             # What the directory says of them is found out now, while it can be an error of the start.
             _ = remote.address, remote.own_address
             if remote.names is None:
                 remote.names = self.directory.away(name, remote.tell_process)
-        self._slots.set_hosts([host for host in self._fleet.present if self._is_there(host.name)])
+        return [host for host in self._fleet.present if self._is_there(host.name)]
 
     def _is_there(self, name: str) -> bool:
         return is_this_machine(name) or not self._fleet.remote[name].is_lost

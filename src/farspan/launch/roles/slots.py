@@ -55,13 +55,18 @@ class Slots:
         with self._lock:
             return sum(role.num_processes for role in roles) <= self._num_free([role.name for role in roles], hosts)
 
-    def lay(self, role: Role) -> Sequence[Host]:
+    def lay(self, role: Role, hosts: Sequence[Host]) -> Sequence[Host]:
         """Returns the hosts of a role that starts, each with the number of its processes, which have the slots now.
+
+        Args:
+            role: Which.
+            hosts: Those that are there, with their slots.
 
         Raises:
             LaunchError: There are too few slots; then the role keeps those that it had.
         """
         with self._lock:
+            self._hosts = list(hosts)
             num_free = self._num_free([role.name], self._hosts)
             if role.num_processes > num_free:
                 what = f"{role.num_processes} processes of {role.name}"
@@ -71,7 +76,9 @@ class Slots:
                 count = max(0, min(role.num_processes - len(held), host.num_processes - used[host.name]))
                 held |= {len(held) + each: (host.name, each) for each in range(count)}
             self._held[role.name] = held
-            return self.hosts_of(role.name)
+            found = self.hosts_of(role.name)
+        self._let_know()  # it may have had more than it needs
+        return found
 
     def hosts_of(self, role: str) -> Sequence[Host]:
         """Returns the hosts on which a role has processes, with the numbers of these and of others beside them."""
@@ -143,10 +150,9 @@ def lay(slots: Slots, roles: Sequence[Role], hosts: Sequence[Host]) -> Mapping[s
     if not slots.has_room(roles, hosts):
         num_needed, num_there = (sum(each.num_processes for each in things) for things in (roles, hosts))
         raise _too_few(f"{num_needed} processes of {len(roles)} roles", num_there, hosts, Counter())
-    slots.set_hosts(hosts)
     order = [roles[-1], *roles[:-1]]
     for role in order:
-        slots.lay(role)
+        slots.lay(role, hosts)
     return {role.name: slots.hosts_of(role.name) for role in order}
 
 
