@@ -16,14 +16,19 @@ class RunOnHosts(RunOfRoles):
     """The first host has one slot, the second one two, unless a test says otherwise."""
 
     slots = (1, 2)
+    nnodes = "2"
     second: subprocess.Popen[str] | None = None
 
     def start(self, script: str, *options: str) -> None:
-        address = f"127.0.0.1:{free_port()}"
-        first = ("-n", str(self.slots[0]), "--nnodes", "2", "--node-rank", "0", "--join", address)
+        self.address = f"127.0.0.1:{free_port()}"
+        first = ("-n", str(self.slots[0]), "--nnodes", self.nnodes, "--node-rank", "0", "--join", self.address)
         super().start(script, *first, *options)
+        self.start_second()
+
+    def start_second(self) -> None:
+        """Starts the second launcher, or another one in its place."""
         with (self.folder / "err2").open("w") as err:
-            words = ("-n", str(self.slots[1]), "--node-rank", "1", "--join", address)
+            words = ("-n", str(self.slots[1]), "--node-rank", "1", "--join", self.address)
             self.second = self._launch(self.folder / "script.py", words, err.fileno())
 
     def end_second(self) -> tuple[int, str]:

@@ -96,6 +96,22 @@ def test_a_process_of_another_role_on_another_host_comes_and_goes(job):
     assert job.end_second()[0] == 0 and not is_running(other)
 
 
+def test_a_process_of_a_host_that_is_lost_is_started_on_one_that_comes(job):
+    job.slots, job.nnodes = (1, 1), "1:2"
+    job.start(COMES_AND_GOES, "--role", "actor=1", "--role", "learner=1", "--max-restarts", "1")
+    job.pid("actor0")
+    with job.second:
+        job.second.kill()
+    job.wait_until_said("it waits for a free slot")
+    job.start_second()
+    job.wait_until_said("actor 0 has a slot: restart 1 of 1 of it, on ")
+    job.pid("actor0")
+    (job.folder / "go").touch()
+    code, _, err = job.end()
+    assert code == 0 and err.count(" has come, with 1 processes") == 2, err
+    assert job.log("actor/restart-1/rank0.log") == "start 1\n" and job.end_second()[0] == 0
+
+
 def test_a_signal_ends_the_roles_on_all_hosts(job):
     job.start("ready(); time.sleep(1000)\n", "--role", "actor=2", "--role", "learner=1")
     pids = [job.pid(process) for process in ("actor0", "actor1", "learner0")]
