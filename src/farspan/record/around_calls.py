@@ -6,16 +6,19 @@ a dispatch mode, torch.func, dual levels  would see what runs later and elsewher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from farspan.call.draws.scope import active
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.naming import find_where, format_where
 from farspan.call.user_hooks import is_called_in_parts
 from farspan.errors import RecordError
-from farspan.torch_private import is_caching_parametrizations
+from farspan.record.tensor import LazyTensor
+from farspan.torch_private import is_caching_parametrizations, without_modes_of
 from farspan.torch_private.flags import (
     DeviceContext,
     dispatch_modes,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
 __all__ = [
+    "answer_as_plainly",
     "check_around",
     "check_cached",
     "is_clear_around",
@@ -111,3 +115,24 @@ def check_around() -> None:
             hint="it would see nothing: operations run later, and on several ranks. Use it inside a module, or on the\n"
             "model before farspan.distribute",
         )
+
+
+_original_has = torch.overrides.has_torch_function
+
+
+def answer_as_plainly() -> None:
+    """Let modules find what they find in the plain program where they ask whether their tensors have overrides.
+
+    Attention and `nn.TransformerEncoder` take a way of their own in evaluation where nothing has any: that gives other
+    last bits, and zeros where the text is padded.
+    """
+    torch.overrides.has_torch_function = _has_torch_function
+
+
+def _has_torch_function(relevant_args: Any) -> bool:
+    recorder = active.recorder
+    if recorder is None or not recorder.is_recording:
+        return _original_has(relevant_args)
+    others = [each for each in relevant_args if type(each) is not LazyTensor and id(each) not in recorder.placed]
+    with without_modes_of(recorder):
+        return _original_has(others)

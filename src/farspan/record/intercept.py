@@ -1,8 +1,7 @@
 """Intercepts running Python: torch functions, module calls, `.grad`, saving and loading.
 
-torch functions are seen through a function mode that stays on while user code runs (parameters keep their class, so
-foreach and fused optimizers work as before); module calls through `torch.nn.Module.__call__`; gradients through a
-property on `torch.nn.Parameter`. All three do nothing for what was not distributed.
+torch functions are seen through a function mode that stays on while user code runs, module calls through
+`torch.nn.Module.__call__`, gradients through a property on `torch.nn.Parameter`; all else is left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import CHANGES_GRADIENT_FLOW, METADATA_OF_ONE, PASS_THROUGH, SHOWS
 from farspan.call.user_hooks import call_with_user_hooks, check_container, open_leaves
 from farspan.record.across_ranks.hook_traces import watched
-from farspan.record.around_calls import check_around, check_cached, is_seen_inside, refuse_trace
+from farspan.record.around_calls import answer_as_plainly, check_around, check_cached, is_seen_inside, refuse_trace
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
@@ -356,6 +355,7 @@ def install() -> None:
     install_apply()
     install_watch_on_fakes()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
+    answer_as_plainly()
     watch_autocast_regions()
     watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))
     watch_checkpoints()

@@ -174,8 +174,8 @@ class _Alias(torch.autograd.Function):
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Changes when a tensor is written into, or gets other memory."""
-    return tensor._version, storage_id(tensor)
+    """Changes when a tensor is written into, or gets other memory; one of inference mode does not count its writes."""
+    return 0 if tensor.is_inference() else tensor._version, storage_id(tensor)
 
 
 def _mutated(
