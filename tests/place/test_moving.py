@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,20 @@ def test_what_optimizers_share_sparse_gradients_and_layouts_go_along_or_stay() -
     assert any(moved)
 
 
+def train_by_line_search(model: nn.Module) -> list[Any]:
+    """LBFGS has a list of all parameters among its attributes."""
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(torch.eye(8)) - 0.3).square().mean()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(3)]
+    return [losses, [item.tolist() for item in model.state_dict().values()]]
+
+
 def train_by_turns(model: nn.Module) -> dict[str, list[float]]:
     """Two optimizers, one after the other: what moves in between has a gradient that is still needed."""
     named = list(model.named_parameters())
@@ -158,15 +173,16 @@ def small() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)))
 
 
-def test_gradients_and_optimizer_state_go_along() -> None:
-    wanted = train_by_turns(small())
+@pytest.mark.parametrize("train_small", [train_by_turns, train_by_line_search])
+def test_gradients_and_optimizer_state_go_along(train_small: Callable[[nn.Module], Any]) -> None:
+    wanted = train_small(small())
     models = [small() for _ in range(RANKS)]
 
-    def program(rank: int) -> dict[str, list[float]]:
+    def program(rank: int) -> Any:
         model = farspan.distribute(models[rank], plan=random_whole_plan(models[rank], 3))
         generator = random.Random(3)
         engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
-        return train_by_turns(model)
+        return train_small(model)
 
     moved: list[int | None] = []
     assert run_threads(RANKS, program) == [wanted] * RANKS

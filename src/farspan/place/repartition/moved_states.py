@@ -114,6 +114,7 @@ class MovedStates:
             _memory_of(each)
             for _, optimizer in engine.values.optimizers.numbered()
             for each in _tensors_of(optimizer, engine.recorder.placed)
+            if type(each) is LazyTensor or is_own(each)
         )
         found: list[tuple[int, str, list[int]]] = []
         for number, optimizer, item in self._items:
