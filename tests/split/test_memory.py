@@ -85,6 +85,35 @@ def test_slices_that_members_own_are_not_sent() -> None:
     assert [mine + theirs for (_, mine), (_, theirs) in zip(one, other, strict=True)] == [num_elements] * 5
 
 
+@pytest.mark.parametrize("axis", [{"tensor_parallel": 2}, {"plan": "auto"}], ids=["slices", "stages"])
+def test_replaced_gradients_are_gone_before_new_ones_are_made(axis: dict[str, Any]) -> None:
+    """A rank that has nothing to wait for kept them until its step was over: one more gradient for each parameter."""
+
+    def on_rank(rank: int) -> list[tuple[bool, int]]:
+        model = farspan.distribute(Net(), **axis)
+        optimizer = torch.optim.AdamW(model.parameters())
+        engine = current_engine()
+        assert engine is not None
+        seen: list[tuple[bool, int]] = []
+
+        def look(number: int) -> None:
+            running: Any = engine.executor._running
+            is_backward = isinstance(running.actions[number].work, BackwardSegment)
+            seen.append((is_backward, len(engine.values.gradients._replaced)))
+
+        for number in range(4):
+            optimizer.zero_grad()
+            loss_of(model, number).backward()
+            seen.clear()
+            engine.executor.after_action = look
+            optimizer.step()
+        return seen
+
+    for seen in run_threads(2, on_rank):
+        after_backwards = [num_replaced for is_backward, num_replaced in seen if is_backward]
+        assert after_backwards and not any(after_backwards)
+
+
 def test_slices_stay_where_parameters_do() -> None:
     """What is evaluated twice is sent once."""
 

@@ -173,7 +173,7 @@ class Engine:
         began_ns = time.perf_counter_ns()
         draws = self.recorder.noted_draws.take()
         self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
-        start = StepStart(self.side, self._history, step, self.deadline_s, self.values.gradients.release)
+        start = StepStart(self.side, self._history, step, self.deadline_s, self.values.gradients)
         has_backward = any(graph.backwards for graph in graphs)
         changes = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
         if changes or resolving is not None or self.recorder.runs_each_backward:

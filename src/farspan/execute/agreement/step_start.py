@@ -9,13 +9,13 @@ ranks have agreed; so it need not keep the first rank's first task, for which al
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farspan.control.channel import SideChannel
     from farspan.execute.agreement.checksum import Checksum
     from farspan.execute.agreement.history import History
+    from farspan.execute.reading.gradients import SharedGradients
 
 __all__ = ["StepStart"]
 
@@ -28,19 +28,20 @@ class StepStart:
         history: What this rank does in the step.
         step: Its number.
         deadline_s: How long this rank waits for the others.
-        when_begun: Called when this rank knows that all have begun the step: none asks any more for what the program
-            had released before.
+        gradients: Of this rank. When all have begun the step, none asks any more for those that the program had
+            released before.
     """
 
     def __init__(
-        self, side: SideChannel, history: History, step: int, deadline_s: float, when_begun: Callable[[], None]
+        self, side: SideChannel, history: History, step: int, deadline_s: float, gradients: SharedGradients
     ) -> None:
         self._side = side
         self._history = history
         self._step = step
         self._deadline_s = deadline_s
         self._data: Checksum | None = None
-        self._when_begun = when_begun
+        self._gradients = gradients
+        self._have_begun = False
 
     def announce(self) -> None:
         """Give this rank's word, if it has not given it. Does not wait."""
@@ -60,6 +61,14 @@ class StepStart:
         Raises:
             DivergenceError: Their programs differ.
         """
+        if self._have_begun:
+            return
         self.announce()
         self._side.wait_agreed(self._step, self._deadline_s)
-        self._when_begun()
+        self._have_begun = True
+        self._gradients.release()
+
+    def before_gradients(self) -> None:
+        """New gradients are about to be made: those that the program had released before have gone."""
+        if self._gradients.keeps_released():
+            self.wait()

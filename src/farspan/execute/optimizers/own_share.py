@@ -129,7 +129,7 @@ class OwnShares:
             or not _is_plain(optimizer)
             or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left)
         ):
-            engine.masks.owned.come_home("an optimizer steps otherwise")
+            engine.slices.bring_home(optimizer, placed)
             if self._known.pop(optimizer, None) is not None:
                 broadcast_numbers(engine, optimizer)
             return None

@@ -99,6 +99,10 @@ class SharedGradients:
             return kept
         return raw_grad(self._parameters[name].tensor) if self._num_before.get(name, 0) == number else None
 
+    def keeps_released(self) -> bool:
+        """Returns whether there are gradients here that the program has released: other ranks may be slower."""
+        return bool(self._replaced)
+
     def release(self) -> None:
         """A step is over: no rank is where it could ask for what the program had released before."""
         self._shown.clear()

@@ -12,7 +12,9 @@ with gradient, what is loaded. A program that does so often stays with whole one
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +60,23 @@ _LONGEST_WAIT = 1024
 """Steps after which parameters may lie in slices again, however often they have come home."""
 
 
+@dataclass(slots=True)
+class _Patience:
+    """How long the parameters of an optimizer stay whole after they have come home.
+
+    Attributes:
+        num_quiet: Its steps since they have last come home, or gone into slices.
+        wait: For how many they stay whole.
+    """
+
+    num_quiet: int = 0
+    wait: int = 1
+
+    def put_off(self) -> None:
+        """They have come home: let them stay whole for longer than the last time."""
+        self.wait, self.num_quiet = min(2 * self.wait, _LONGEST_WAIT), 0
+
+
 class SlicesInPlace(Moves):
     """The slices that one rank owns, of parameters of its split stages: when they are used, and when not."""
 
@@ -66,10 +85,7 @@ class SlicesInPlace(Moves):
         self.owned.come_home = self.come_home
         engine.masks.owned = self.owned
         engine.values.optimizers.kept_of_slice = self._kept_of_slice
-        self._num_quiet = 0
-        """Steps since parameters have last come home, or gone into slices."""
-        self._wait = 1
-        """The number of steps for which parameters stay whole after they have come home."""
+        self._patience: weakref.WeakKeyDictionary[Optimizer, _Patience] = weakref.WeakKeyDictionary()
 
     # For optimizers.
 
@@ -90,20 +106,21 @@ class SlicesInPlace(Moves):
             is_share: Whether each rank has stepped its own parameters alone.
         """
         engine, owned = self.engine, self.owned
-        used, owned.used = owned.used, {}
+        used = {item.name: layout for item in placed if (layout := owned.used.pop(item.name, None)) is not None}
         self._drop_late()
-        self._num_quiet += 1
-        if owned.slices:
-            if self._num_quiet > self._wait:
-                self._wait = 1
+        patience = self._patience_of(optimizer)
+        patience.num_quiet += 1
+        if any(item.name in owned.slices for item in placed):
+            if patience.num_quiet > patience.wait:
+                patience.wait = 1
             return
-        if not is_share or self._num_quiet < self._wait or type(optimizer) not in _OF_EACH_ELEMENT:
+        if not is_share or patience.num_quiet < patience.wait or type(optimizer) not in _OF_EACH_ELEMENT:
             return
         if not used or engine.groups.num_groups > 1 or engine.recorder.hooks.are_there:
             return
         if optimizer in engine.values.optimizers.held:
             return  # its state may be looked at whenever the program likes
-        layouts = {item.name: layout for item in placed if (layout := used.get(item.name)) and self._may_lie(item)}
+        layouts = {item.name: used[item.name] for item in placed if item.name in used and self._may_lie(item)}
         for _, other in engine.values.optimizers.numbered():
             for item in placed_in(other, engine.recorder.placed) if other is not optimizer else ():
                 layouts.pop(item.name, None)
@@ -112,9 +129,9 @@ class SlicesInPlace(Moves):
         if not items:
             return
         if self.divide(optimizer, items, layouts):
-            self._num_quiet = 0
+            patience.num_quiet = 0
         else:
-            self._put_off()
+            patience.put_off()
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns what this rank steps of the parameters in a group of an optimizer."""
@@ -124,13 +141,13 @@ class SlicesInPlace(Moves):
         return found
 
     def states(self) -> dict[torch.Tensor, Any]:
-        """Returns what is kept for this rank's slices, by slice."""
+        """Returns what optimizers keep for this rank's slices, by slice."""
         return {self.engine.parameters[name].tensor: kept for name, kept in self._kept.items()}
 
     def keeps(self, optimizer: Optimizer, item: Placed) -> bool:
         """Returns whether members keep what an optimizer keeps for a parameter."""
-        is_it = self._optimizer is not None and self._optimizer() is optimizer and raw_state(optimizer) is self._state
-        return is_it and item.name in self.owned.slices
+        known, state = self._optimizers.get(item.name, (None, None))
+        return known is not None and known() is optimizer and raw_state(optimizer) is state
 
     def has_given_away(self, optimizer: Optimizer, item: Placed) -> bool:
         """Returns whether this rank owns a parameter, and members have what an optimizer keeps for it."""
@@ -165,7 +182,7 @@ class SlicesInPlace(Moves):
         """Returns what is kept here for a slice, or for a parameter in slices; None for other parameters."""
         if name not in self.owned.slices:
             return self._kept.get(name)
-        optimizer = None if self._optimizer is None else self._optimizer()
+        optimizer = self._optimizers[name][0]()
         if optimizer is None or name in self._shown:
             return None
         return self.kept_of(optimizer, self.engine.parameters[name])
@@ -188,8 +205,7 @@ class SlicesInPlace(Moves):
             return
         name = _needed_whole(graphs, slices)
         if name:
-            self.unite(f"{name} is used as a whole")
-            self._put_off()
+            self._unite_all(f"{name} is used as a whole")
         for value in in_slices:
             item = self.engine.parameters[value.name]
             if item.is_owned and name:
@@ -239,8 +255,24 @@ class SlicesInPlace(Moves):
         """
         if self.owned.slices:
             self.engine.recorder.flush_before_change(reason)
-            self.unite(reason)
-            self._put_off()
+            self._unite_all(reason)
+
+    def bring_home(self, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
+        """The parameters of an optimizer that is about to step as it has not before are whole; all ranks call it."""
+        names = [item.name for item in placed if item.name in self.owned.slices]
+        if names:
+            self.unite("an optimizer steps otherwise", names)
+            self._patience_of(optimizer).put_off()
+
+    def _unite_all(self, reason: str) -> None:
+        optimizers = [item[0]() for item in self._optimizers.values()]
+        self.unite(reason, list(self.owned.slices))
+        for optimizer in dict.fromkeys(optimizers):
+            if optimizer is not None:
+                self._patience_of(optimizer).put_off()
+
+    def _patience_of(self, optimizer: Optimizer) -> _Patience:
+        return self._patience.setdefault(optimizer, _Patience())
 
     def _may_lie(self, item: Placed) -> bool:
         """Returns whether a parameter may lie in slices, by what all ranks know."""
@@ -250,10 +282,6 @@ class SlicesInPlace(Moves):
             and not (item.is_shared or item.is_written)
             and item.name not in self.engine.recorder.hooks.hooked
         )
-
-    def _put_off(self) -> None:
-        """Let parameters stay whole for longer than the last time."""
-        self._wait, self._num_quiet = min(2 * self._wait, _LONGEST_WAIT), 0
 
     def _drop_late(self) -> None:
         """An optimizer has stepped: no backward brings gradients of slices any more."""

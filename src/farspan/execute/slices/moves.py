@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,10 +58,8 @@ class Moves:
         self.owned = engine.recorder.splitting.matrices.owned
         self.may_write = False
         """Whether what reads a parameter in slices may write into what it gets: never."""
-        self._optimizer: weakref.ref[Optimizer] | None = None
-        """The one that steps the slices."""
-        self._state: Any = None
-        """The state of that optimizer, in which there is nothing for slices."""
+        self._optimizers: dict[str, tuple[weakref.ref[Optimizer], Any]] = {}
+        """By parameter, the optimizer that steps its slices, and the state of that one, with nothing for slices."""
         self._kept: dict[str, dict[str, torch.Tensor | None]] = {}
         """What the optimizer keeps for this rank's slices, by their names."""
         self._keys: dict[str, list[str]] = {}
@@ -104,7 +102,7 @@ class Moves:
         slices = {item.name: self._slices_of(item, layouts[item.name]) for item in items}
         for part in _batches(items):
             self._divide_part(part, state, layouts, slices, aside)
-        self._optimizer, self._state = weakref.ref(optimizer), state
+        self._optimizers.update(dict.fromkeys([item.name for item in items], (weakref.ref(optimizer), state)))
         self.owned.begin({item.name: layouts[item.name] for item in items}, slices)
         return True
 
@@ -153,24 +151,25 @@ class Moves:
         nothing = self._nothing[item.name]
         self._kept[own.name] = {key: None if key in nothing else taken(f"kept {key}") for key in self._keys[item.name]}
 
-    def unite(self, reason: str) -> None:
-        """Let all parameters be whole again.
+    def unite(self, reason: str, names: Collection[str]) -> None:
+        """Let parameters in slices be whole again.
 
         Args:
             reason: Why, for people.
+            names: Of the parameters.
         """
         self.engine.barrier(reason)  # where programs differ, that is said
         self.engine.masks.resolve()
         with self._moving():
-            for part in _batches([self.engine.parameters[name] for name in self.owned.slices]):
+            for part in _batches([self.engine.parameters[name] for name in names]):
                 self._unite_part(part)
-        self.engine.recorder.gradients.come_home()
-        self.owned.end()
+        self.engine.recorder.gradients.come_home(names)
+        self.owned.end(names)
         self.engine.parameters_changed()
 
     def _unite_part(self, items: Sequence[Placed]) -> None:
         owned, engine = self.owned, self.engine
-        optimizer = None if self._optimizer is None else self._optimizer()
+        optimizers = {item.name: self._optimizers.pop(item.name)[0]() for item in items}
         whole: dict[str, Part] = {}
         own = [each for item in items for each in owned.slices[item.name] if each.is_owned]
         offered = {
@@ -178,13 +177,14 @@ class Moves:
         }
         with self._offering(offered):
             for item in [item for item in items if item.is_owned]:
-                is_here = optimizer is None or item.name in self._shown
+                is_here = optimizers[item.name] is None or item.name in self._shown
                 whole[item.name] = self._whole_part(item, [] if is_here else self._keys[item.name])
         for item in items:
             part, slices, has_gradient = whole.get(item.name), owned.slices[item.name], engine.masks.has_gradient(item)
             self._late[item.name] = owned.layouts[item.name], slices
             if part is not None:
                 _become_real(item, part.data)
+                optimizer = optimizers[item.name]
                 if part.kept and optimizer is not None:
                     raw_state(optimizer)[item.tensor].update(part.kept)
             self._set_gradients(slices, has_gradient=False)

@@ -65,7 +65,7 @@ class Executor:
         self.interruption: Interruption
         """The interruption of the step that runs; none between steps, for it knows what has run."""
         self._start: StepStart | None = None
-        """Of the step that runs, until it is announced."""
+        """Of the step that runs."""
         self._reductions: Reductions | None = None
         self._running: Program | None = None
         self._has_slices = False
@@ -88,12 +88,12 @@ class Executor:
             self._run_all(program, interruption)
         finally:
             self._be_at_leisure()
+            self._start = None
         del self.interruption
 
     def _be_at_leisure(self) -> None:
-        start, self._start = self._start, None
-        if start is not None:
-            start.announce()
+        if self._start is not None:
+            self._start.announce()
 
     def _run_all(self, program: Program, interruption: Interruption) -> None:
         with self.remat.running(program):
@@ -230,8 +230,7 @@ class Executor:
                 self._drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
-        if self._start is not None:
-            self._be_at_leisure()
+        self._be_at_leisure()
         if self._reductions is not None:
             self._reductions.advance()
 
@@ -246,6 +245,8 @@ class Executor:
             elif action.kind is Kind.WEIGHT:
                 self._run_weights(action.work)
             else:
+                if self._start is not None:
+                    self._start.before_gradients()
                 self.interruption.begin_part(action.work, leaves_weights=action.leaves_weights)
                 self._backward(action.work, leaves_weights=action.leaves_weights)
         except FarspanError:

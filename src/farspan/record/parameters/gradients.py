@@ -25,7 +25,7 @@ from farspan.record.ops.views import read_view, refresh
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
@@ -83,12 +83,12 @@ class Gradients:
         kept = self._kept.get(placed.name)
         return view is not None or (kept is not None and kept() is not None)
 
-    def come_home(self) -> None:
+    def come_home(self, names: Iterable[str]) -> None:
         """Let the gradients in slices that the program has got be those of whole parameters, which are here."""
         owned = self.recorder.splitting.matrices.owned
-        for name, slices in owned.slices.items():
+        for name in names:
             view = self._views.pop(name, None)
-            for each in slices:
+            for each in owned.slices[name]:
                 self._views.pop(each.name, None)
             if view is not None:
                 vars(view)["_home"] = self._views[name] = self._show(self.recorder.engine.parameters[name])

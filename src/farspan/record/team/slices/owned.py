@@ -10,7 +10,7 @@ One rank alone may read it: the slices are brought together. What needs it other
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farspan.call.infer.entry import intern
@@ -36,7 +36,7 @@ class OwnedSlices:
         self.slices: dict[str, tuple[Placed, ...]] = {}
         """Its slices, one for each member."""
         self.used: dict[str, Layout | None] = {}
-        """In which layout each parameter was used since parameters last changed; None if not in one alone."""
+        """In which layout each parameter was used since its optimizer last stepped; None if not in one alone."""
         self.come_home: Callable[[str], None] = lambda reason: None
         """Lets all parameters be whole again; all ranks call it."""
         self.is_looked_at = False
@@ -97,11 +97,11 @@ class OwnedSlices:
         self.layouts.update(layouts)
         self.slices.update({name: tuple(items) for name, items in slices.items()})
 
-    def end(self) -> None:
-        """All parameters are whole again."""
-        self.is_looked_at = False
-        self.layouts.clear()
-        self.slices.clear()
+    def end(self, names: Collection[str]) -> None:
+        """Parameters are whole again."""
+        for name in names:
+            del self.layouts[name], self.slices[name]
+        self.is_looked_at = self.is_looked_at and bool(self.slices)
         self._values.clear()
 
 
