@@ -147,10 +147,11 @@ def resident(field: str) -> int:
 def memory_worker(args: argparse.Namespace) -> None:
     """One rank of one way: what it holds, and the most it takes."""
     rank, way = int(os.environ["RANK"]), args.way
-    small = Trained(way, HEAD_SIZE * 2, 1)
-    for turn in range(3):  # what is imported and kept whatever the size
-        small.step(*batch_of(turn, HEAD_SIZE * 2, 2, 2))
-    del small
+    for width in (HEAD_SIZE * 2, HEAD_SIZE * 4):  # what is imported and kept whatever the size: torch does at the second
+        small = Trained(way, width, 1)
+        for turn in range(4):
+            small.step(*batch_of(turn, width, 2, 2))
+        del small
     before = resident("VmRSS")
     trained = Trained(way, args.width, args.blocks)
     for turn in range(4):
