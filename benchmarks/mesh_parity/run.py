@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 from benchmarks.mesh_parity.program import NUM_BLOCKS, Found, built, in_one_process, train  # noqa: E402
+from benchmarks.vs_torch_pipelining.run import untouched_torch  # noqa: E402
 
 import farspan  # noqa: E402
 from farspan.execute.process.world import current_engine  # noqa: E402
@@ -137,7 +138,9 @@ def worker(args: Any) -> None:
             owned = owned_here(model)
             *_, found = train(model, group)
             runs.append(found)
-        wanted = in_one_process(num_groups, dropout, everywhere(owned)[:size])[group]
+        names = everywhere(owned)[:size]
+        with untouched_torch():  # else what is trained beside a model would be averaged over the groups, as it is
+            wanted = in_one_process(num_groups, dropout, names)[group]
         off = {name: distance(runs[0][name], numbers) for name, numbers in wanted.items()}
         parts = everywhere((off, runs[0] == wanted, runs[0] == runs[1]))
         rows.append(

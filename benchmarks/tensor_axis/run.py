@@ -147,7 +147,10 @@ def resident(field: str) -> int:
 def memory_worker(args: argparse.Namespace) -> None:
     """One rank of one way: what it holds, and the most it takes."""
     rank, way = int(os.environ["RANK"]), args.way
-    for width in (HEAD_SIZE * 2, HEAD_SIZE * 4):  # what is imported and kept whatever the size: torch does at the second
+    for width in (
+        HEAD_SIZE * 2,
+        HEAD_SIZE * 4,
+    ):  # what is imported and kept for any size
         small = Trained(way, width, 1)
         for turn in range(4):
             small.step(*batch_of(turn, width, 2, 2))
