@@ -49,6 +49,7 @@ class ParameterCopies(Protocol):
     """Plain tensors of the program that share the memory of parameters."""
 
     by_storage: dict[int, Any]
+    epoch: int
 
     def add(self, tensor: torch.Tensor, placed: Placed) -> None: ...
     def holds(self, tensor: torch.Tensor) -> bool: ...
@@ -117,8 +118,10 @@ class SlicesOfMembers(Protocol):
     """The slices of parameters that members of split stages own themselves."""
 
     slices: dict[str, tuple[Placed, ...]]
+    whole_names: dict[str, str]
     is_looked_at: bool
     come_home: Callable[[str], None]
+    note_written: Callable[[Iterable[str]], None]
 
     def need_whole(self, placed: Placed, what: str) -> None: ...
     def spread(self, items: Iterable[Placed]) -> list[Placed]: ...

@@ -100,6 +100,7 @@ from farspan.torch_private.tensors import raw_grad_fn as raw_grad_fn
 from farspan.torch_private.tensors import set_raw_grad as set_raw_grad
 from farspan.torch_private.tensors import set_version as set_version
 from farspan.torch_private.tensors import storage_at as storage_at
+from farspan.torch_private.tensors import swap_referenced as swap_referenced
 from farspan.torch_private.tensors import tensor_of_class as tensor_of_class
 from farspan.torch_private.tensors import unscale_ as unscale_
 from farspan.torch_private.tensors import update_scale_ as update_scale_

@@ -26,6 +26,7 @@ __all__ = [
     "set_raw_grad",
     "set_version",
     "storage_at",
+    "swap_referenced",
     "has_gradient_hooks",
     "tensor_of_class",
     "unscale_",
@@ -94,6 +95,23 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
     """Returns a tensor of class `cls` with the memory of `data`."""
     return data if cls is torch.Tensor else torch.Tensor._make_subclass(cls, data, requires_grad)
+
+
+def swap_referenced(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Let two tensors swap their content, as `torch.utils.swap_tensors` does, also where there are weak references to
+    them: these mean the same objects as before.
+
+    Raises:
+        RuntimeError: Something in torch uses one of them, as an autograd graph does.
+    """
+    if is_used_below(tensor) or is_used_below(other):
+        raise RuntimeError("something in torch uses the tensor")
+    one: Any = tensor
+    two: Any = other
+    one.__class__, two.__class__ = two.__class__, one.__class__
+    one.__dict__, two.__dict__ = two.__dict__, one.__dict__
+    core: Any = torch._C
+    core._swap_tensor_impl(one, two)
 
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.split.slices.harness import Act, assert_close, first, run
 from tests.support.ranks import run_threads
 from tests.wide.loops import Net, loss_of
 from torch import nn
@@ -15,19 +15,14 @@ from torch import nn
 import farspan
 from farspan.execute.process.world import current_engine
 
-NUM_STEPS = 9
-LOOPS: dict[str, Callable[[Any, Any, int], Any]] = {}
+LOOPS: dict[str, Act] = {}
 """What each does in a step, between the backward and the optimizer's step; some of it only from the fifth step on."""
 IN_SLICES = {f"blocks.{number}.{name}" for number in range(3) for name in ("a.weight", "a.bias", "b.weight")}
 
 
-def loop(function: Callable[[Any, Any, int], Any]) -> Callable[[Any, Any, int], Any]:
+def loop(function: Act) -> Act:
     LOOPS[function.__name__] = function
     return function
-
-
-def first(model: Any) -> Any:
-    return model.blocks[0].a.weight
 
 
 @loop
@@ -267,56 +262,9 @@ def makes_another_optimizer(model: Any, optimizer: Any, step: int) -> None:
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9).step()
 
 
-def train(model: Any, name: str) -> tuple[list[Any], list[int]]:
-    """Returns what a loop sees, and for each step how many parameters lie in slices behind it."""
-    model.eval()  # no dropout
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    seen: list[Any] = []
-    numbers: list[int] = []
-    for step in range(NUM_STEPS):
-        loss = loss_of(model, step)
-        optimizer.zero_grad()
-        loss.backward()
-        if step % 2:
-            loss_of(model, step + 20).backward()
-        seen.append(LOOPS[name](model, optimizer, step))
-        optimizer.step()
-        seen.append(float(loss.detach()))
-        engine = current_engine()
-        numbers.append(0 if engine is None else len(engine.slices.owned.slices))
-    seen.append([item.tolist() for item in model.state_dict().values()])
-    state = optimizer.state_dict()["state"]
-    seen.append([{key: item.tolist() for key, item in state[number].items()} for number in sorted(state)])
-    return seen, numbers
-
-
-def run(name: str, num_ranks: int = 2, **options: Any) -> tuple[Any, list[tuple[Any, list[int]]]]:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = Net()
-        wanted, _ = train(copy.deepcopy(model), name)
-        models = [copy.deepcopy(model) for _ in range(num_ranks)]
-        options = {"tensor_parallel": 2} | options
-        return wanted, run_threads(num_ranks, lambda rank: train(farspan.distribute(models[rank], **options), name))
-
-
-def assert_close(found: Any, wanted: Any) -> None:
-    if isinstance(wanted, dict):
-        assert found.keys() == wanted.keys()
-        found, wanted = list(found.values()), list(wanted.values())
-    if isinstance(wanted, list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            assert_close(one, other)
-    elif wanted is None or isinstance(wanted, str):
-        assert found == wanted
-    else:
-        assert found == pytest.approx(wanted, rel=2e-4, abs=2e-5)
-
-
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"remat": True}], ids=str)
 def test_other_options(options: dict[str, Any]) -> None:
-    wanted, found = run("clips_by_norm", **options)
+    wanted, found = run(clips_by_norm, **options)
     assert_close(found[0][0], wanted)
     assert max(found[0][1]) >= 8
 
@@ -352,7 +300,7 @@ def test_a_gradient_scaler() -> None:
 
 
 def test_several_split_stages() -> None:
-    wanted, found = run("resumes", 4, stages=2)
+    wanted, found = run(resumes, 4, stages=2)
     for seen, _ in found:
         assert_close(seen, wanted)
     assert max(found[0][1]) >= 8
@@ -387,7 +335,7 @@ def test_one_rank_reads_alone() -> None:
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_one_process_within_rounding(name: str) -> None:
-    wanted, found = run(name)
+    wanted, found = run(LOOPS[name])
     for seen, _ in found:
         assert_close(seen, wanted)
     assert found[0][1] == found[1][1], "all ranks agree on what lies in slices"

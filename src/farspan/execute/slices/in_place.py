@@ -13,7 +13,7 @@ with gradient, what is loaded. A program that does so often stays with whole one
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,10 @@ from farspan.execute.slices.moves import Moves
 from farspan.execute.slices.parts import joined
 from farspan.graph import Graph, Value
 from farspan.torch_private import (
+    DisableTorchFunction,
     raw_grad,
     set_raw_grad,
+    set_version,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class SlicesInPlace(Moves):
 
     def __init__(self, engine: Running) -> None:
         super().__init__(engine)
-        self.owned.come_home = self.come_home
+        self.owned.come_home, self.owned.note_written = self.come_home, self.note_written
         engine.masks.owned = self.owned
         engine.values.optimizers.kept_of_slice = self._kept_of_slice
         self._patience: weakref.WeakKeyDictionary[Optimizer, _Patience] = weakref.WeakKeyDictionary()
@@ -107,7 +109,7 @@ class SlicesInPlace(Moves):
         """
         engine, owned = self.engine, self.owned
         used = {item.name: layout for item in placed if (layout := owned.used.pop(item.name, None)) is not None}
-        self._drop_late()
+        self._drop_late(placed)
         patience = self._patience_of(optimizer)
         patience.num_quiet += 1
         if any(item.name in owned.slices for item in placed):
@@ -118,16 +120,10 @@ class SlicesInPlace(Moves):
             return
         if not used or engine.groups.num_groups > 1 or engine.recorder.hooks.are_there:
             return
-        if optimizer in engine.values.optimizers.held:
-            return  # its state may be looked at whenever the program likes
         layouts = {item.name: used[item.name] for item in placed if item.name in used and self._may_lie(item)}
-        for _, other in engine.values.optimizers.numbered():
-            for item in placed_in(other, engine.recorder.placed) if other is not optimizer else ():
-                layouts.pop(item.name, None)
-        state = raw_state(optimizer)
-        items = [item for item in placed if item.name in layouts and _may_keep(item, state.get(item.tensor) or {})]
-        if not items:
+        if not layouts:
             return
+        items = self._kept_alone(optimizer, [item for item in placed if item.name in layouts])
         if self.divide(optimizer, items, layouts):
             patience.num_quiet = 0
         else:
@@ -166,17 +162,18 @@ class SlicesInPlace(Moves):
     def kept_of(self, optimizer: Optimizer, item: Placed) -> dict[str, torch.Tensor | None]:
         """Returns what an optimizer keeps for a parameter in slices, as a whole, for this rank alone."""
         number, parts = self.engine.values.optimizers.number_of(optimizer), list[Any]()
-        for each in self.owned.slices[item.name]:
-            own = self._kept.get(each.name)
-            device = item.meta.device
-            if own is None:
-                own = self.engine.values.pull_state(self._rank_of(each), number, each.name, device)
-            parts.append(own)
-        nothing = self._nothing[item.name]
-        return {
-            key: None if key in nothing else make_own(self._joined(item, [part[key] for part in parts]))
-            for key in self._keys[item.name]
-        }
+        with torch.inference_mode(False):  # it may be kept
+            for each in self.owned.slices[item.name]:
+                own = self._kept.get(each.name)
+                device = item.meta.device
+                if own is None:
+                    own = self.engine.values.pull_state(self._rank_of(each), number, each.name, device)
+                parts.append(own)
+            nothing = self._nothing[item.name]
+            return {
+                key: None if key in nothing else make_own(self._joined(item, [part[key] for part in parts]))
+                for key in self._keys[item.name]
+            }
 
     def _kept_of_slice(self, name: str) -> Any:
         """Returns what is kept here for a slice, or for a parameter in slices; None for other parameters."""
@@ -192,8 +189,9 @@ class SlicesInPlace(Moves):
     def before_run(self, graphs: Sequence[Graph]) -> None:
         """`graphs` are about to run: what they use as a whole, with gradient, or write into, comes home."""
         slices, used = self.owned.slices, self.owned.used
-        if not (slices or used):
+        if not (slices or used or self._late):
             return
+        self._freeze()
         values = [value for graph in graphs for value in graph.sources if value.name and type(value.name) is str]
         used.update(dict.fromkeys([value.name for value in values]))
         for graph in graphs:
@@ -202,14 +200,18 @@ class SlicesInPlace(Moves):
                     used.update(dict.fromkeys(call.target.parameter_names))
         in_slices = [value for value in values if value.name in slices]
         if not any(name in used and used[name] is None for name in slices):
+            self.note_written(_written_names(graphs) if self._late else ())
             return
         name = _needed_whole(graphs, slices)
         if name:
             self._unite_all(f"{name} is used as a whole")
+        if self._late:
+            self.note_written(_written_names(graphs))
         for value in in_slices:
             item = self.engine.parameters[value.name]
             if item.is_owned and name:
-                value.data = item.tensor if value.meta.is_parameter else item.tensor.detach()
+                with DisableTorchFunction():  # nothing of this is the program's
+                    value.data = item.tensor if value.meta.is_parameter else item.tensor.detach()
             elif item.is_owned:  # none of the members goes on before this rank has begun
                 value.data = self.fetch([value.name])[value.name]
 
@@ -283,14 +285,50 @@ class SlicesInPlace(Moves):
             and item.name not in self.engine.recorder.hooks.hooked
         )
 
-    def _drop_late(self) -> None:
-        """An optimizer has stepped: no backward brings gradients of slices any more."""
-        if self._late:
+    def _freeze(self) -> None:
+        """Let slices be trained as their parameters are: what the program has frozen since the forward gets no gradient
+        there either."""
+        of_late = [(name, items) for name, (_, items) in self._late.items()]
+        with DisableTorchFunction():
+            for name, items in (*self.owned.slices.items(), *of_late):
+                is_trained = self.engine.parameters[name].tensor.requires_grad
+                for tensor in [each.tensor for each in items if each.is_owned]:
+                    if tensor.requires_grad != is_trained:
+                        tensor.requires_grad_(is_trained)
+
+    def _kept_alone(self, optimizer: Optimizer, items: Sequence[Placed]) -> list[Placed]:
+        """Returns those of `items` of which an optimizer, by what this rank knows, keeps what can go with their slices,
+        and no other one keeps anything. When other optimizers are released is not alike on all ranks.
+        """
+        optimizers = self.engine.values.optimizers
+        if optimizer in optimizers.held:
+            return []  # its state may be looked at whenever the program likes
+        of_others = {
+            item.name
+            for _, other in optimizers.numbered()
+            if other is not optimizer
+            for item in placed_in(other, self.engine.recorder.placed)
+        }
+        state = raw_state(optimizer)
+        return [item for item in items if item.name not in of_others and _may_keep(item, state.get(item.tensor) or {})]
+
+    def note_written(self, names: Iterable[str]) -> None:
+        """Something has been written into whole parameters: a backward that needs what their slices were is an error of
+        autograd, as it is where it needs the whole ones."""
+        for name in names:
+            for each in self._late[name][1] if name in self._late else ():
+                if each.is_owned:
+                    set_version(each.tensor, each.tensor._version + 1)
+
+    def _drop_late(self, placed: Sequence[Placed]) -> None:
+        """An optimizer has stepped `placed`: no backward brings gradients of their slices any more."""
+        names = [item.name for item in placed if item.name in self._late]
+        if names:
+            self.note_written(names)
             self.engine.masks.resolve()
-            for _, items in self._late.values():
-                for each in items:
-                    self.engine.parameters.pop(each.name, None)
-            self._late.clear()
+        for name in names:
+            for each in self._late.pop(name)[1]:
+                self.engine.parameters.pop(each.name, None)
 
 
 def _may_keep(item: Placed, kept: Mapping[str, Any]) -> bool:
@@ -299,6 +337,13 @@ def _may_keep(item: Placed, kept: Mapping[str, Any]) -> bool:
         tensor is None or (isinstance(tensor, torch.Tensor) and tensor.shape in (torch.Size(item.meta.shape), ()))
         for tensor in kept.values()
     )
+
+
+def _written_names(graphs: Sequence[Graph]) -> list[str]:
+    """Returns the names of parameters that the program writes into."""
+    calls = [call for graph in graphs for call in graph.calls if type(call.target) is not Leaf and call.entry.mutated]
+    written = [(call.arguments or ())[number] for call in calls for number in call.entry.mutated]
+    return [item.name for item in written if isinstance(item, Value) and type(item.name) is str]
 
 
 def _needed_whole(graphs: Sequence[Graph], slices: Mapping[str, Any]) -> str:

@@ -26,14 +26,17 @@ from farspan.execute.slices.parts import Part, Shares, joined
 from farspan.execute.teams import device_of
 from farspan.graph import Meta, Value
 from farspan.record.parameters.away import AwayParameter
+from farspan.record.parameters.parameter_values import renew_aliases_of
 from farspan.record.team.slices.layout import Layout
 from farspan.record.team.slices.owned import slice_names
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import (
     DisableTorchFunction,
     has_memory_of_its_own,
+    has_weak_references,
     raw_grad,
     set_raw_grad,
+    swap_referenced,
     tensor_of_class,
 )
 
@@ -75,7 +78,7 @@ class Moves:
     def fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Returns the data of parameters in slices, for this rank alone."""
         found: dict[str, torch.Tensor] = {}
-        with torch.no_grad(), DisableTorchFunction():
+        with torch.inference_mode(False), torch.no_grad(), DisableTorchFunction():
             for name in names:
                 item = self.engine.parameters[name]
                 parts = [self._read(each) for each in self.owned.slices.get(name, ())]
@@ -83,7 +86,7 @@ class Moves:
         return found
 
     def divide(self, optimizer: Optimizer, items: Sequence[Placed], layouts: Mapping[str, Layout]) -> bool:
-        """Let parameters lie in slices, and return True; if they can on all ranks."""
+        """Let parameters lie in slices, and return True; if all ranks find that the same ones can."""
         self.engine.masks.resolve()
         with self._moving():
             if not self._divided(optimizer, items, layouts):
@@ -94,9 +97,10 @@ class Moves:
 
     def _divided(self, optimizer: Optimizer, items: Sequence[Placed], layouts: Mapping[str, Layout]) -> bool:
         engine, state = self.engine, raw_state(optimizer)
-        aside = self._set_aside(items)
-        votes = engine.agreement.gather("may parameters lie in slices", b"" if aside is None else b"1")
-        if aside is None or not all(votes):
+        aside = self._set_aside(items) if items else None
+        vote = b"" if aside is None else "\n".join([item.name for item in items]).encode()
+        votes = engine.agreement.gather("may parameters lie in slices", vote)
+        if aside is None or any(other != vote for other in votes):
             self._put_back(aside or {})
             return False
         slices = {item.name: self._slices_of(item, layouts[item.name]) for item in items}
@@ -160,6 +164,8 @@ class Moves:
         """
         self.engine.barrier(reason)  # where programs differ, that is said
         self.engine.masks.resolve()
+        self.engine.average_gradients(has_passed_barrier=True)  # what has come late, too: gradients are all there
+        self.engine.recorder.gradients.take_up(names)
         with self._moving():
             for part in _batches([self.engine.parameters[name] for name in names]):
                 self._unite_part(part)
@@ -184,9 +190,10 @@ class Moves:
             self._late[item.name] = owned.layouts[item.name], slices
             if part is not None:
                 _become_real(item, part.data)
-                optimizer = optimizers[item.name]
-                if part.kept and optimizer is not None:
-                    raw_state(optimizer)[item.tensor].update(part.kept)
+            renew_aliases_of(item)
+            optimizer = optimizers[item.name]
+            if part is not None and part.kept and optimizer is not None:
+                raw_state(optimizer)[item.tensor].update(part.kept)
             self._set_gradients(slices, has_gradient=False)
             self._set_gradients([item], has_gradient=has_gradient, gradient=None if part is None else part.gradient)
             self._shown.discard(item.name)
@@ -209,8 +216,8 @@ class Moves:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Nothing of what is done in the body is the program's."""
-        with self.engine.executing(), torch.no_grad(), DisableTorchFunction():
+        """Nothing of what is done in the body is the program's; what comes of it can be trained."""
+        with self.engine.executing(), torch.inference_mode(False), torch.no_grad(), DisableTorchFunction():
             yield
 
     @contextlib.contextmanager
@@ -308,12 +315,13 @@ def _become_real(item: Placed, data: torch.Tensor) -> None:
     real = tensor_of_class(item.kind, data, requires_grad=tensor.requires_grad)
     written = {name: value for name, value in vars(tensor).items() if name not in _OF_AWAY}
     try:
-        torch.utils.swap_tensors(tensor, real)
+        swap = swap_referenced if has_weak_references(tensor) else torch.utils.swap_tensors
+        swap(tensor, real)
     except RuntimeError as error:
         raise RecordError(
             f"{item.name} cannot be used as a whole again: its slices lie on several ranks.",
-            why=f"something in this program has made a weak reference to it since: {error}",
-            hint="make weak references to parameters before the first step, or none",
+            why=f"something in this program uses the tensor itself since: {error}",
+            hint="let go of what has been computed from the parameter, before it is written or used as a whole",
         ) from error
     vars(tensor).update(written)
 

@@ -17,8 +17,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farspan.call.naming import PASS_THROUGH
+from farspan.record.parameters.away import AwayParameter
 from farspan.record.saving.reserved import reserved_memory
-from farspan.torch_private import is_wrapped, storage_at
+from farspan.torch_private import DisableTorchFunction, is_wrapped, storage_at
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
@@ -82,22 +83,35 @@ class Copies:
         if not used:
             return False
         recorder, reason = self._recorder, "a tensor of a state dictionary is written"
-        written = plain_in(what_is_written(function, args, kwargs))
-        is_written = any(self._of(tensor) is not None for tensor in written)
+        written = [copy for tensor in plain_in(what_is_written(function, args, kwargs)) if (copy := self._of(tensor))]
+        is_written = bool(written)
         if is_written and recorder.has_pending():
             recorder.engine.flush(reason)
+        for copy in written:
+            recorder.splitting.matrices.owned.need_whole(copy.placed, "is written")
+            recorder.splitting.matrices.owned.note_written([copy.placed.name])
         self.refresh(used)
         if is_written:
             recorder.engine.barrier(reason)  # until now the others may have needed it as it was
         return is_written
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A function has written into parameters, at their owners and into the copies."""
+        """A function has written into parameters, at their owners and into the copies. Of what was in slices when the
+        program got it, the owner has a copy, too."""
         self._recorder.engine.parameters_changed()
         for tensor in plain_in((args, kwargs)):
             copy = self._of(tensor)
             if copy is not None:
                 copy.epoch = self.epoch
+                self._put_back(copy, tensor.untyped_storage())
+
+    def _put_back(self, copy: _Copy, storage: Any) -> None:
+        own = copy.placed.tensor
+        if type(own) is AwayParameter:  # it is written where it is
+            return
+        if copy.placed.is_owned and own.untyped_storage()._cdata != storage._cdata:
+            with torch.no_grad(), DisableTorchFunction():
+                own.copy_(torch.empty(0, dtype=own.dtype).set_(storage, 0, own.shape, own.stride()))
 
     def fill(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function is about to run: what it uses of memory that has only been reserved is filled."""

@@ -18,7 +18,7 @@ from farspan.record.memory.exchanged import become_plain, can_be_recorded, excha
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
 from farspan.record.ops.views import is_shared, retake
 from farspan.record.parameters.gradient_property import recorder_of
-from farspan.record.parameters.parameter_values import alias_of
+from farspan.record.parameters.parameter_values import alias_of, renew_aliases_of
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction, without_modes_of
 
@@ -136,10 +136,7 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
     if placed.is_owned:
         _put_memory(placed, data)
     recorder.engine.parameters_changed()
-    for lazy in [item for reference in placed.aliases if (item := reference()) is not None]:
-        if lazy._alias_of is placed:
-            lazy._value = alias_of(placed)
-            lazy._value.lazy = weakref.ref(lazy)
+    renew_aliases_of(placed)
 
 
 def _copied_to(recorder: Recording, value: torch.Tensor, stage: int) -> Any:

@@ -38,6 +38,7 @@ class Transfer:
             source = (*args, None)[1]
             if id(source) not in self.recorder.placed:  # of a parameter, each rank has something else at hand
                 self.recorder.engine.loaded(placed.name, source)
+            self.recorder.splitting.matrices.owned.note_written([placed.name])
             if placed.is_owned:
                 given, kwargs = map_tensors((args[1:], kwargs), self._fetch)
                 function(args[0], *given, **kwargs)

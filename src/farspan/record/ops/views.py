@@ -9,6 +9,7 @@ It is recorded as a write into a copy of the root, of which all that the program
 Where an operation changes the shape of a tensor and not its data (`v.squeeze_(1)`), that tensor alone is another view.
 
 Backwards write into gradients, and modules into buffers: views of these are brought up to date before they are used.
+So are views of parameters that have been taken while these lie in slices: they are views of copies.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild
 from farspan.graph import Call
 from farspan.record.memory.twins import leave_memory, main_of, put_value
+from farspan.record.parameters.away import real_of
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class _View(NamedTuple):
     """The steps from the root, one after the other; None where a module has taken the view."""
     num_flushes: int = -1
     """Where the root is a gradient or a buffer, into which not only the program writes: how many steps had run when the
-    view was taken; -1 for other roots."""
+    view was taken. Where it is a parameter in slices: how often parameters had changed. Else -1."""
 
 
 def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: dict[int, Placed]) -> None:
@@ -73,10 +75,24 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: di
     if before.links is not None and type(call.target) is not Leaf and len(call.arguments or ()) == 1:
         links = (*before.links, (call.target, call.template, result))
     root = before.root
-    may_change = root._is_gradient if type(root) is LazyTensor else not placed[id(root)].is_parameter
     own: dict[str, Any] = vars(lazy)  # past `__setattr__`: it looks for attributes of the program's own
-    own["_view"] = _View(root, links, lazy._recorder.engine.num_flushes if may_change else -1)
+    own["_view"] = _View(root, links, _time_of(lazy._recorder, root))
     _join(lazy, root, placed)
+
+
+def _time_of(recorder: Recording, root: Any) -> int:
+    """Returns when a view of `root` is taken now: what to compare later, to see whether it may be old; -1: never."""
+    if type(root) is LazyTensor and root._is_gradient:
+        return recorder.engine.num_flushes
+    placed = _placed_of(recorder, root)
+    if placed is not None and placed.is_parameter:
+        return recorder.copies.epoch if placed.name in recorder.splitting.matrices.owned.slices else -1
+    return -1 if type(root) is LazyTensor else recorder.engine.num_flushes
+
+
+def _placed_of(recorder: Recording, root: Any) -> Placed | None:
+    """Returns the parameter or buffer that a root is, or whose memory it is."""
+    return root._alias_of if type(root) is LazyTensor else recorder.placed.get(id(root))
 
 
 def _join(lazy: LazyTensor, root: Any, placed: dict[int, Placed]) -> None:
@@ -108,34 +124,37 @@ def root_of(lazy: LazyTensor) -> Any:
 def refresh(recorder: Recording, lazy: LazyTensor) -> None:
     """Let a gradient that the program has kept, or a view of one or of a buffer, be what has been written by now."""
     root = root_of(lazy)
-    if type(root) is LazyTensor:
-        if root._is_gradient:
-            recorder.gradients.refresh(root)
+    if type(root) is LazyTensor and root._is_gradient:
+        recorder.gradients.refresh(root)
     elif _is_old(recorder, main_of(lazy)):
         recorder.before_read(root)
         retake(recorder, main_of(lazy))
 
 
 def read_view(recorder: Recording, lazy: LazyTensor) -> torch.Tensor | None:
-    """Returns the data of a view of a buffer into which modules have written since it was taken; None for others.
+    """Returns the data of a view of a buffer, or of a parameter in slices, that has changed since; None for others.
 
     Nothing is recorded, so one rank may read it alone.
     """
     view: Any = main_of(lazy)._view
-    if view is None or type(view.root) is LazyTensor or not _is_old(recorder, main_of(lazy)):
+    if view is None or not _is_old(recorder, main_of(lazy)):
         return None
     recorder.before_read(view.root)
+    placed: Any = _placed_of(recorder, view.root)
     with recorder.deferred.computing.running(), torch.no_grad():
-        return _taken(view.links, recorder.engine.read_parameter(recorder.placed[id(view.root)]))
+        return _taken(view.links, real_of(recorder.engine.read_parameter(placed)))
 
 
 def _is_old(recorder: Recording, lazy: LazyTensor) -> bool:
-    """Returns whether a module may have written into the buffer of which `lazy` is a view since it was taken."""
+    """Returns whether what `lazy` is a view of may have changed since: a buffer that modules write, or a parameter that
+    was in slices."""
     view = lazy._view
-    if view is None or view.links is None:
+    if view is None or view.links is None or view.num_flushes < 0:
         return False
-    placed = recorder.placed.get(id(view.root))
-    if placed is None or not placed.is_written or placed.is_parameter:
+    placed = _placed_of(recorder, view.root)
+    if placed is not None and placed.is_parameter:
+        return view.num_flushes != recorder.copies.epoch
+    if placed is None or not placed.is_written:
         return False
     if view.num_flushes != recorder.engine.num_flushes:
         return True
@@ -230,7 +249,10 @@ def retake(recorder: Recording, member: LazyTensor) -> None:
             taken = recorder.record(function, template, [tensor], None)
         tensor = flatten(taken)[1][result]
     put_value(member, tensor._value)
-    member._view = view if view.num_flushes < 0 else view._replace(num_flushes=recorder.engine.num_flushes)
+    if view.num_flushes >= 0:
+        is_parameters = (placed := _placed_of(recorder, view.root)) is not None and placed.is_parameter
+        now = recorder.copies.epoch if is_parameters else recorder.engine.num_flushes
+        member._view = view._replace(num_flushes=now)
 
 
 class Through:

@@ -83,6 +83,12 @@ class Gradients:
         kept = self._kept.get(placed.name)
         return view is not None or (kept is not None and kept() is not None)
 
+    def take_up(self, names: Iterable[str]) -> None:
+        """Let the gradients in slices that the program has kept over a backward be known as the present ones."""
+        for name in names:
+            if (kept := self._kept.get(name)) is not None and kept() is not None:
+                self.get(self.recorder.engine.parameters[name])
+
     def come_home(self, names: Iterable[str]) -> None:
         """Let the gradients in slices that the program has got be those of whole parameters, which are here."""
         owned = self.recorder.splitting.matrices.owned
@@ -126,8 +132,16 @@ class Gradients:
 
     def set(self, placed: Placed, gradient: Any) -> None:
         """`param.grad = gradient`."""
-        recorder = self.recorder
+        recorder, owned = self.recorder, self.recorder.splitting.matrices.owned
         recorder.hooks.commit()
+        if placed.name in owned.slices:
+            if gradient is None:
+                self._clear_slices(placed)
+                return
+            if gradient is self.get(placed):
+                return
+            owned.come_home(f"{placed.name}.grad is set")
+        gradient = owned.whole_gradient(gradient)
         recorder.deferred.record_one(gradient)
         if type(gradient) is LazyTensor and gradient._value.stage != placed.stage:
             template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
@@ -138,18 +152,17 @@ class Gradients:
         if view is not None and gradient is view:
             self._views[placed.name] = view
             return
-        owned = recorder.splitting.matrices.owned
-        if placed.name in owned.slices:
-            if gradient is None:
-                recorder.engine.clear_gradients([placed])
-                self._forget_views([placed])
-                return
-            owned.come_home(f"{placed.name}.grad is set")
-        gradient = owned.whole_gradient(gradient)
         self._note_sparse(placed, gradient)
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
         if gradient is not None:
             recorder.engine.groups.touch(placed)
+
+    def _clear_slices(self, placed: Placed) -> None:
+        """`param.grad = None` for a parameter in slices."""
+        if self.recorder.num_pending_backwards:
+            self.recorder.engine.flush(f"{placed.name}.grad = ...")
+        self.recorder.engine.clear_gradients([placed])
+        self._forget_views([placed])
 
     def clear(self, items: Sequence[Placed]) -> bool:
         """`param.grad = None` for each of several parameters that has one; False where each is to be seen by itself."""

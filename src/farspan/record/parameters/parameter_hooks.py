@@ -104,8 +104,10 @@ class Hooks:
 
     def check_backward(self, backward: Backward) -> None:
         """Raise if the forward has used slices of a parameter that has got a hook since."""
+        owned = self.recorder.splitting.matrices.owned.whole_names
         for name in earliest_uses(backward) if self.are_there else ():
-            item = self.hooked.get(whole_name(name)) if type(name) is SliceName else None
+            whole = whole_name(name) if type(name) is SliceName else owned.get(name)
+            item = None if whole is None else self.hooked.get(whole)
             if item is not None and (item.before or item.after):
                 self.recorder.refuse(
                     f"a backward brings gradients of slices of {item.placed.name}, which has a hook",

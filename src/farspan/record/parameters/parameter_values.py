@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from farspan.torch_private import DisableTorchFunction
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
 
-__all__ = ["ParameterValues", "alias_of", "renew_aliases"]
+__all__ = ["ParameterValues", "alias_of", "renew_aliases", "renew_aliases_of"]
 
 
 def alias_of(placed: Placed) -> Value:
@@ -32,6 +33,14 @@ def renew_aliases(tensors: Sequence[torch.Tensor]) -> None:
     for item in tensors:
         if type(item) is LazyTensor and item._alias_of is not None:
             item._value = alias_of(item._alias_of)
+
+
+def renew_aliases_of(placed: Placed) -> None:
+    """Let all that is a parameter's memory be what that is now."""
+    for item in [item for reference in placed.aliases if (item := reference()) is not None]:
+        if item._alias_of is placed:
+            item._value = alias_of(placed)
+            item._value.lazy = weakref.ref(item)
 
 
 class ParameterValues:

@@ -109,11 +109,12 @@ def dispatch_gradient(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
             return _norm(first, function, order, args[1:], kwargs)
         if name.endswith("_") and name[:-1] in _OF_NUMBERS and all(item is first or not item.dim() for item in tensors):
             for part in first._parts:
-                first.record(function, part, *args[1:], **kwargs)
+                own = map_tensors((args, kwargs), lambda item, part=part: part if item is first else item)
+                first.record(function, *own[0], **own[1])
             return first
     if name == "_foreach_norm" and not kwargs and (order := _order_of(args, kwargs)) is not None:
         return [torch.linalg.vector_norm(item, *args[1:]) for item in args[0]]
-    if _writes_numbers_in_each(name, args, kwargs, tensors):
+    if _writes_numbers_in_each(name, args, kwargs):
         number = len(args[0])
         spread = [_spread(item, args[0]) if _is_list(item, number) else item for item in args]
         function(*spread, **kwargs)
@@ -165,14 +166,18 @@ def _own_norm(
     return gradient.record(_norm_of, norms, float(order))
 
 
-def _writes_numbers_in_each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> bool:
+def _writes_numbers_in_each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Returns whether a function writes into each tensor of its first list by itself, and takes numbers besides."""
     if name == unscale_.__name__:
         return True
     if not (name.startswith("_foreach_") and name.endswith("_") and name[9:-1] in _OF_NUMBERS) or kwargs:
         return False
-    written = {id(item) for item in args[0]}
-    return all(id(item) in written or not item.dim() for item in tensors)
+    others = [zip(item, args[0], strict=True) if _is_list(item, len(args[0])) else [(item, None)] for item in args[1:]]
+    return all(item is written or _is_number(item) for pairs in others for item, written in pairs)
+
+
+def _is_number(item: Any) -> bool:
+    return not item.dim() if isinstance(item, torch.Tensor) else isinstance(item, (int, float))
 
 
 def _is_list(item: Any, number: int) -> bool:
@@ -189,17 +194,30 @@ def _spread(items: Sequence[Any], written: Sequence[Any]) -> list[Any]:
 
 
 def _on_whole(function: Any, args: Any, kwargs: Any, found: Sequence[SlicedGradient]) -> Any:
-    """Do an operation on wholes that are put together for it; what it writes into them is in the slices, too."""
+    """Do an operation on wholes that are put together for it; what it writes into them is in the slices, too.
+
+    Where its result is a view, the gradient is whole from then on: what is written into one is in the other.
+    """
     wholes = {id(item): item.whole() for item in found}
     before = {number: whole._value for number, whole in wholes.items()}
-    args, kwargs = map_tensors((args, kwargs), lambda item: wholes.get(id(item), item))
-    result = function(*args, **kwargs)
-    for item in found:
-        whole = wholes[id(item)]
-        if whole._value is not before[id(item)]:
-            _write_back(item, whole)
-        elif is_shared(whole):
-            vars(whole)["_is_torn"] = True  # nothing may write into it through a view: the slices would not see it
+    on_wholes = map_tensors((args, kwargs), lambda item: wholes.get(id(item), item))
+    result = function(*on_wholes[0], **on_wholes[1])
+    written = [item for item in found if wholes[id(item)]._value is not before[id(item)]]
+    viewed = [item for item in found if wholes[id(item)]._value is before[id(item)] and is_shared(wholes[id(item)])]
+    for item in written:
+        _write_back(item, wholes[id(item)])
+    recorder = found[0]._recorder
+    if viewed and not (written or recorder.hooks.are_running):
+        del result, on_wholes
+        recorder.splitting.matrices.owned.come_home(f"a view is taken of {viewed[0]._placed.name}.grad")
+        for item in viewed:
+            if item._home is None:  # it is no parameter's gradient any more
+                vars(item)["_home"] = wholes[id(item)]
+        return dispatch_gradient(function, args, kwargs)
+    for item in viewed:
+        vars(wholes[id(item)])["_is_torn"] = (
+            True  # nothing may write into it through a view: the slices would not see it
+        )
     known = {id(wholes[id(item)]): item for item in found}
     return map_tensors(result, lambda item: known.get(id(item), item))
 

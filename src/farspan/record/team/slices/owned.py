@@ -35,10 +35,14 @@ class OwnedSlices:
         """How each parameter lies that is in slices, by name."""
         self.slices: dict[str, tuple[Placed, ...]] = {}
         """Its slices, one for each member."""
+        self.whole_names: dict[str, str] = {}
+        """The parameter of each slice there is, or was: a backward may still come to one."""
         self.used: dict[str, Layout | None] = {}
         """In which layout each parameter was used since its optimizer last stepped; None if not in one alone."""
         self.come_home: Callable[[str], None] = lambda reason: None
         """Lets all parameters be whole again; all ranks call it."""
+        self.note_written: Callable[[Iterable[str]], None] = lambda names: None
+        """To be called on all ranks when the program has written into parameters, which are whole."""
         self.is_looked_at = False
         """Whether this rank's program has looked at what lies in slices otherwise than its loop does."""
         self._values: dict[str, Value] = {}
@@ -96,6 +100,7 @@ class OwnedSlices:
         """Parameters are in slices from now on."""
         self.layouts.update(layouts)
         self.slices.update({name: tuple(items) for name, items in slices.items()})
+        self.whole_names.update({item.name: name for name, items in slices.items() for item in items})
 
     def end(self, names: Collection[str]) -> None:
         """Parameters are whole again."""
