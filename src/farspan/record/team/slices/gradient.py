@@ -215,9 +215,8 @@ def _on_whole(function: Any, args: Any, kwargs: Any, found: Sequence[SlicedGradi
                 vars(item)["_home"] = wholes[id(item)]
         return dispatch_gradient(function, args, kwargs)
     for item in viewed:
-        vars(wholes[id(item)])["_is_torn"] = (
-            True  # nothing may write into it through a view: the slices would not see it
-        )
+        whole = wholes[id(item)]
+        vars(whole)["_is_torn"] = True  # nothing may write into it through a view: the slices would not see it
     known = {id(wholes[id(item)]): item for item in found}
     return map_tensors(result, lambda item: known.get(id(item), item))
 
