@@ -65,7 +65,8 @@ class Executor:
         self.interruption: Interruption
         """The interruption of the step that runs; none between steps, for it knows what has run."""
         self._start: StepStart | None = None
-        """Of the step that runs."""
+        """Of the step that runs, until it is announced."""
+        self._before_gradients: Callable[[], None] = _nothing
         self._reductions: Reductions | None = None
         self._running: Program | None = None
         self._has_slices = False
@@ -84,16 +85,17 @@ class Executor:
         """
         self.interruption = interruption
         self._start = start
+        self._before_gradients = _nothing if start is None else start.before_gradients
         try:
             self._run_all(program, interruption)
         finally:
             self._be_at_leisure()
-            self._start = None
         del self.interruption
 
     def _be_at_leisure(self) -> None:
-        if self._start is not None:
-            self._start.announce()
+        start, self._start = self._start, None
+        if start is not None:
+            start.announce()
 
     def _run_all(self, program: Program, interruption: Interruption) -> None:
         with self.remat.running(program):
@@ -230,7 +232,8 @@ class Executor:
                 self._drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
-        self._be_at_leisure()
+        if self._start is not None:
+            self._be_at_leisure()
         if self._reductions is not None:
             self._reductions.advance()
 
@@ -245,8 +248,8 @@ class Executor:
             elif action.kind is Kind.WEIGHT:
                 self._run_weights(action.work)
             else:
-                if self._start is not None:
-                    self._start.before_gradients()
+                self._before_gradients()
+                self._before_gradients = _nothing
                 self.interruption.begin_part(action.work, leaves_weights=action.leaves_weights)
                 self._backward(action.work, leaves_weights=action.leaves_weights)
         except FarspanError:
@@ -388,13 +391,9 @@ class Executor:
         return tensor.contiguous() if is_slice else tensor  # else it would take memory for all between its columns
 
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
-        self.traces.append(
-            Trace(
-                kind=kind,
-                name=action.work.describe(),
-                micro_batch=action.micro_batch,
-                queue=action.queue,
-                start_ns=began_ns,
-                end_ns=time.perf_counter_ns(),
-            )
-        )
+        name, ended_ns = action.work.describe(), time.perf_counter_ns()
+        self.traces.append(Trace(kind, name, action.micro_batch, action.queue, began_ns, ended_ns))
+
+
+def _nothing() -> None:
+    """What is called where there is nothing to do."""

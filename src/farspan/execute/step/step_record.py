@@ -13,7 +13,7 @@ from farspan.schedule import Schedule
 __all__ = ["StepRecord", "Trace"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trace:
     """A stretch of a rank's time."""
 
