@@ -263,7 +263,9 @@ class SlicesInPlace(Moves):
         """The parameters of an optimizer that is about to step as it has not before are whole; all ranks call it."""
         names = [item.name for item in placed if item.name in self.owned.slices]
         if names:
-            self.unite("an optimizer steps otherwise", names)
+            reason = "an optimizer steps otherwise"
+            self.engine.recorder.flush_before_change(reason)
+            self.unite(reason, names)
             self._patience_of(optimizer).put_off()
 
     def _unite_all(self, reason: str) -> None:

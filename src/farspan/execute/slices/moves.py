@@ -321,7 +321,7 @@ def _become_real(item: Placed, data: torch.Tensor) -> None:
         raise RecordError(
             f"{item.name} cannot be used as a whole again: its slices lie on several ranks.",
             why=f"something in this program uses the tensor itself since: {error}",
-            hint="let go of what has been computed from the parameter, before it is written or used as a whole",
+            hint="release what has been computed from the parameter, before it is written or used as a whole",
         ) from error
     vars(tensor).update(written)
 

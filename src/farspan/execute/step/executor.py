@@ -396,4 +396,4 @@ class Executor:
 
 
 def _nothing() -> None:
-    """What is called where there is nothing to do."""
+    """Does nothing: no released gradients are here that have to go before new ones are made."""

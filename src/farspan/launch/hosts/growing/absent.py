@@ -38,7 +38,7 @@ class Absent:
         """By host: who tries it has its lock, so that it has one agent."""
         self._back: dict[str, RemoteHost] = {}
         self._stops: dict[str, threading.Event] = {}
-        """Of the threads that try hosts again."""
+        """By host, what ends the thread that tries it again."""
         self._is_over = False
 
     def when_back(self, action: Callable[[], None], what_then: str) -> None:
