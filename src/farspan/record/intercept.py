@@ -91,7 +91,7 @@ class Intercept(TorchFunctionMode):
             return func(*args, **kwargs)
         copies = recorder.copies
         if (
-            (copies.by_storage or reserved_memory)
+            (copies.by_storage or copies.of_gradients or reserved_memory)
             and not torch.compiler.is_compiling()
             and copies.before(func, args, kwargs)
         ):

@@ -54,6 +54,8 @@ def record_backward(
         )
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
+    if recorder.gradients.memory.pairs and requested is None:
+        recorder.gradients.memory.begin_backward()
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
     values = [_value_of(recorder, root, number, given[number]) for number, root in enumerate(roots)]
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]

@@ -46,6 +46,8 @@ class LazyTensor(torch.Tensor):
     """How it is taken from a tensor whose memory it shares (`ops.views`)."""
     _family: list[Any] | None = None
     """Weak references to the views of it."""
+    _parts_of_gradients: Any = None
+    """The gradients that are parts of its memory (`memory.gradient_memory`)."""
     _twin_of: LazyTensor | None = None
     """The tensor of the same memory and shape that represents both (`memory.twins`)."""
     _is_torn = False
@@ -86,7 +88,11 @@ class LazyTensor(torch.Tensor):
     def may_be_old(self) -> bool:
         """Returns whether this may be memory into which backwards or modules write: a gradient, or a view."""
         view = self._view
-        return self._is_gradient or self._twin_of is not None or (view is not None and view.num_flushes >= 0)
+        if self._is_gradient or self._twin_of is not None or self._parts_of_gradients is not None:
+            return True
+        return view is not None and (
+            view.num_flushes >= 0 or getattr(view.root, "_parts_of_gradients", None) is not None
+        )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

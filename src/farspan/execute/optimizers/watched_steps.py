@@ -229,7 +229,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
         return None
     begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
     if not begins_with_closure:
-        _run_recorded(engine, "optimizer.step()")
+        _run_recorded(engine, "optimizer.step()", optimizer)
     if engine.masks.owned.slices:
         engine.slices.begin_step()
     args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
@@ -259,7 +259,7 @@ def _average_outside(engine: Engine, optimizer: Optimizer) -> None:
     trained = [tensor for tensor in _outside(engine, optimizer) if isinstance(tensor, torch.nn.Parameter)]
     if trained and engine.groups.outside is not None:
         engine.groups.outside.add(trained)
-        _run_recorded(engine, "optimizer.step()")
+        _run_recorded(engine, "optimizer.step()", optimizer)
 
 
 def _begin(engine: Engine, optimizer: Optimizer) -> None:
@@ -310,7 +310,9 @@ def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
     engine.values.optimizers.add_in_hook(optimizer, [item.name for item in placed])
 
 
-def _run_recorded(engine: Engine, reason: str) -> None:
+def _run_recorded(engine: Engine, reason: str, optimizer: Optimizer) -> None:
+    if engine.recorder.gradients.memory.pairs:
+        engine.recorder.gradients.memory.bring(placed_in(optimizer, engine.recorder.placed))
     if engine.recorder.has_pending():
         engine.flush(reason, ends_window=True)
     else:
@@ -331,8 +333,7 @@ def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
 
 
 def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_changed: bool) -> tuple[Any, Any]:
-    """Wraps the closure that the optimizer (first argument) may get: what it does is recorded as ever, and run before
-    it returns.
+    """Wraps the closure that the optimizer (first argument) may get: what it does is recorded, and run at its end.
 
     `has_changed`: whether the step may have written into parameters before it calls the closure for the first time. If
     not, a slower rank may still read what it reads before the step.
@@ -347,7 +348,7 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_chang
                 engine.parameters_changed()
             has_changed = True
             result = closure()  # if it raises, the program is where it may catch that: outside of the step
-            _run_recorded(engine, "the closure of optimizer.step()")
+            _run_recorded(engine, "the closure of optimizer.step()", args[0])
             result = engine.groups.mean(result)  # a line search must find the same in all groups
             engine.values.optimizers.depth = depth
             if engine.groups.shards is not None and engine.groups.shards.is_stepping:
@@ -392,8 +393,7 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _engine_of(optimizer: Optimizer) -> Engine | None:
-    """Returns the engine, if `optimizer` has parameters of a distributed model and is the program's to save and
-    load."""
+    """Returns the engine, if the program may save and load `optimizer`, and that has parameters of its model."""
     engine = current_engine()
     if engine is None or not engine.recorder.is_recording or not placed_in(optimizer, engine.recorder.placed):
         return None

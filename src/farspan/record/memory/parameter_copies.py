@@ -54,6 +54,8 @@ class Copies:
         self._recorder = recorder
         self.by_storage: dict[int, Any] = {}
         """The memory of each copy; empty while the program holds none."""
+        self.of_gradients: dict[int, Any] = {}
+        """Memory of plain tensors, of which gradients are parts (`memory.gradient_memory`)."""
         self.epoch = 0
         """Counts the moments at which parameters may have changed."""
         self._pruned = 0
@@ -76,6 +78,8 @@ class Copies:
         if function in _NEEDS_NO_DATA or _is_alias(function, args, kwargs):
             return False
         self.fill(function, args, kwargs)
+        if self.of_gradients:
+            self._recorder.gradients.memory.before(args, kwargs)
         if self._recorder.transfer is not None:
             return False
         self._prune()

@@ -15,6 +15,7 @@ from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
+from farspan.record.memory.gradient_memory import Way, way_of
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
 from farspan.record.ops.views import is_shared, retake
 from farspan.record.parameters.gradient_property import recorder_of
@@ -215,7 +216,11 @@ def _rebind_gradient(recorder: Recording, gradient: LazyTensor, value: torch.Ten
             for view in views:
                 retake(recorder, view)
         recorder.dispatch(torch.Tensor.copy_, (gradient, value), {})
-    if type(value) is LazyTensor and value._alias_of is None and not value.requires_grad and not is_shared(value):
+    placed = recorder.engine.parameters[gradient._value.gradient_of]
+    recorder.gradients.memory.release(placed.name)
+    if way_of(recorder, placed, value) is Way.PART:
+        recorder.gradients.memory.add(placed, gradient, value)
+    elif type(value) is LazyTensor and value._alias_of is None and not value.requires_grad and not is_shared(value):
         for lazy in (main_of(value), *twins_of(main_of(value))):
             lazy._twins = None
             become_twin(lazy, gradient)

@@ -12,7 +12,7 @@ from farspan.call.pytree.template import rebuild
 from farspan.call.side_effects.attributes import put_attributes
 from farspan.call.side_effects.changes import ATTRIBUTES, apply_result, objects_given
 from farspan.graph import Call
-from farspan.record.memory.twins import put_value
+from farspan.record.memory.twins import main_of, put_value
 from farspan.record.ops.views import join_family
 from farspan.record.tensor import LazyTensor
 
@@ -33,6 +33,8 @@ def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Te
         old, new = tensor._value, call.outputs[entry.num_results + number]
         new.gradient_of, new.gradient_number = old.gradient_of, old.gradient_number  # still the same memory
         put_value(tensor, new)
+        if new.gradient_of or main_of(tensor)._parts_of_gradients is not None:
+            recorder.gradients.memory.note_written(main_of(tensor))
     results: list[torch.Tensor] = []
     for i in range(entry.num_results):
         same = entry.same_as[i]

@@ -43,6 +43,7 @@ __all__ = [
     "reshape",
     "retake",
     "root_of",
+    "taken",
     "write_through",
 ]
 
@@ -123,6 +124,10 @@ def root_of(lazy: LazyTensor) -> Any:
 
 def refresh(recorder: Recording, lazy: LazyTensor) -> None:
     """Let a gradient that the program has kept, or a view of one or of a buffer, be what has been written by now."""
+    view = main_of(lazy)._view
+    memory = getattr(main_of(lazy) if view is None else view.root, "_parts_of_gradients", None)
+    if memory is not None:
+        recorder.gradients.memory.put_all(memory)
     root = root_of(lazy)
     if type(root) is LazyTensor and root._is_gradient:
         recorder.gradients.refresh(root)
@@ -142,7 +147,7 @@ def read_view(recorder: Recording, lazy: LazyTensor) -> torch.Tensor | None:
     recorder.before_read(view.root)
     placed: Any = _placed_of(recorder, view.root)
     with recorder.deferred.computing.running(), torch.no_grad():
-        return _taken(view.links, real_of(recorder.engine.read_parameter(placed)))
+        return taken(view.links, real_of(recorder.engine.read_parameter(placed)))
 
 
 def _is_old(recorder: Recording, lazy: LazyTensor) -> bool:
@@ -163,7 +168,7 @@ def _is_old(recorder: Recording, lazy: LazyTensor) -> bool:
     return any(placed in leaf.placed for leaf in leaves)
 
 
-def _taken(links: tuple[_Link, ...], tensor: torch.Tensor) -> torch.Tensor:
+def taken(links: tuple[_Link, ...], tensor: torch.Tensor) -> torch.Tensor:
     """Returns a view of a plain tensor."""
     for function, template, result in links:
         args, kwargs = rebuild(template, [tensor])
@@ -221,6 +226,8 @@ def write_through(
     result = recorder.record(target, whole, all_tensors, stage, given=given)
     if not is_in_place:
         put_value(root, result._value)
+        if root._parts_of_gradients is not None:
+            recorder.gradients.memory.note_written(root)
     family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
     for member in family:
         if member is not None and member is not root:
@@ -274,7 +281,7 @@ class Through:
         if not self.is_in_place:
             with torch.set_grad_enabled(torch.is_grad_enabled() or root.requires_grad):  # a write keeps the history
                 root = root.clone()
-        view = _taken(self.links, root)
+        view = taken(self.links, root)
         tensors = [*others[: self.number], view, *others[self.number :]]
         args, kwargs = rebuild(self.template, tensors)
         self.function(*args, **kwargs)

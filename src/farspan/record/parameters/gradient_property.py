@@ -30,8 +30,8 @@ def recorder_of(parameter: Any) -> Recording | None:
 
 
 def install_gradient_property(kind: Any) -> None:
-    """Let `grad` of tensors of class `kind` be this property."""
-    kind.grad = property(_get, _set, functools.partial(_set, gradient=None))
+    """Let `grad` of tensors of class `kind` be this property, and torch's other name of it."""
+    kind.grad = kind._grad = property(_get, _set, functools.partial(_set, gradient=None))
 
 
 def _get(parameter: Any) -> Any:

@@ -20,6 +20,7 @@ from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.across_ranks.prefetch import Reads
+from farspan.record.memory.gradient_memory import GradientMemory, Way, become_gradient, is_copied, way_of
 from farspan.record.memory.twins import put_value
 from farspan.record.ops.views import read_view, refresh
 from farspan.record.tensor import LazyTensor
@@ -44,6 +45,7 @@ class Gradients:
         """The tensors that the program has got before the latest backward, if it still has them."""
         self._sparse: dict[str, torch.Tensor] = {}
         """Copies of sparse gradients of other ranks."""
+        self.memory = GradientMemory(recorder)
         self._reads = Reads(self.get, recorder.placed.values)
 
     def get(self, placed: Placed) -> torch.Tensor | None:
@@ -69,6 +71,8 @@ class Gradients:
             else:
                 view = self._show(placed)
             self._views[placed.name] = view
+        if self.memory.pairs:
+            self.memory.bring([placed])
         return view
 
     def in_slices(self) -> list[Any]:
@@ -121,6 +125,8 @@ class Gradients:
         engine, name = self.recorder.engine, kept._value.gradient_of
         if engine.is_present_gradient(kept._value) and (self._is_waiting() or name not in self._views):
             self.get(engine.parameters[name])
+        elif self.memory.pairs and name:
+            self.memory.bring([engine.parameters[name]])
 
     def _get_sparse(self, placed: Placed) -> torch.Tensor:
         copy = self._sparse.get(placed.name)
@@ -143,19 +149,29 @@ class Gradients:
             owned.come_home(f"{placed.name}.grad is set")
         gradient = owned.whole_gradient(gradient)
         recorder.deferred.record_one(gradient)
-        if type(gradient) is LazyTensor and gradient._value.stage != placed.stage:
+        way = way_of(recorder, placed, gradient)
+        moved = gradient
+        if type(gradient) is LazyTensor and is_copied(gradient, placed, way):
             template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
-            gradient = recorder.record(torch.clone, template, tensors, placed.stage, given=((gradient,), {}))
+            moved = recorder.record(torch.clone, template, tensors, placed.stage, given=((gradient,), {}))
         if recorder.num_pending_backwards or (gradient is not None and recorder.has_pending()):
             recorder.engine.flush(f"{placed.name}.grad = ...")
         view = self._views.pop(placed.name, None)
         if view is not None and gradient is view:
             self._views[placed.name] = view
             return
+        self.memory.release(placed.name)
         self._note_sparse(placed, gradient)
-        recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+        if type(gradient) is torch.Tensor and way is not Way.ALONE:
+            moved = gradient.detach() if way is Way.ITSELF else gradient.detach().clone()
+        recorder.engine.set_gradient(placed, moved._value if type(moved) is LazyTensor else moved)
         if gradient is not None:
             recorder.engine.groups.touch(placed)
+        if way is Way.ITSELF:
+            self._views[placed.name] = become_gradient(recorder, placed, gradient)
+        elif way is Way.PART and gradient is not None:
+            self._views[placed.name] = view = self._show(placed)
+            self.memory.add(placed, view, gradient)
 
     def _clear_slices(self, placed: Placed) -> None:
         """`param.grad = None` for a parameter in slices."""
@@ -178,6 +194,8 @@ class Gradients:
     def _forget_views(self, items: Sequence[Placed]) -> None:
         owned = self.recorder.splitting.matrices.owned
         for item in [*items, *owned.spread(items)] if owned.slices else items:
+            if self.memory.pairs:
+                self.memory.release(item.name)
             self._views.pop(item.name, None)
             self._sparse.pop(item.name, None)
 
@@ -190,6 +208,7 @@ class Gradients:
     def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
         self._views.pop(placed.name, None)
+        self.memory.release(placed.name)
         gradient = self.recorder.deferred.computed(gradient)
         self._note_sparse(placed, gradient)
         self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)

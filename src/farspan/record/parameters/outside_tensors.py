@@ -18,6 +18,7 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.call.modes import apply_modes
 from farspan.graph import EVERYWHERE, Meta, Value
+from farspan.record.memory.gradient_memory import plain_gradient
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
@@ -87,7 +88,7 @@ def access_gradient(recorder: Recording | None, function: Any, args: tuple[Any, 
         if ends_window:
             recorder.engine.average_gradients(has_passed_barrier=has_passed_barrier)
     if len(args) == 2 and type(args[1]) is LazyTensor and type(args[0]) is not LazyTensor:
-        args = (args[0], args[1].read())  # a gradient of what every rank has
+        args = (args[0], plain_gradient(args[1]))  # a gradient of what every rank has
     with DisableTorchFunctionSubclass():
         result = function(*args)
     if outside is not None:

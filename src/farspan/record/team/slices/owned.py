@@ -85,8 +85,13 @@ class OwnedSlices:
         return SlicedGradient.of(recorder, placed, self.layouts[placed.name], parts, meta)
 
     def whole_gradient(self, gradient: Any) -> Any:
-        """Returns a gradient as one recorded tensor; what is no gradient of a parameter in slices, as it is."""
-        return gradient.whole() if type(gradient) is SlicedGradient else gradient
+        """Returns a gradient that becomes that of another parameter as one recorded tensor, which both are; what is no
+        gradient of a parameter in slices, as it is."""
+        if type(gradient) is not SlicedGradient:
+            return gradient
+        self.come_home("the gradient of one parameter is given to another")
+        whole = vars(gradient)["_home"] = gradient.whole()
+        return whole
 
     def forget_values(self) -> None:
         """A step has ended, or parameters were written: from now on they are new sources."""
