@@ -211,7 +211,7 @@ def from_another_model(model: Any) -> Any:
 
 @program
 def to_another_model(model: Any) -> Any:
-    other = build()
+    other: Any = build()
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         q.grad = p.grad
     ends(model)[0].grad.mul_(0.5)
