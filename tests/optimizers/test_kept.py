@@ -241,3 +241,24 @@ def test_what_a_step_keeps_in_attributes_is_the_same_on_every_rank() -> None:
         return seen, weights(model)
 
     same_everywhere(program)
+
+
+def test_what_is_saved_in_inference_mode_may_be_loaded_and_trained_on() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for shift in range(3):
+            optimizer.zero_grad()
+            _backward(model, shift)
+            optimizer.step()
+            if shift == 0:
+                with torch.inference_mode():
+                    saved = optimizer.state_dict(), model.state_dict()
+        optimizer.load_state_dict(saved[0])
+        model.load_state_dict(saved[1])
+        _backward(model, 3)
+        optimizer.step()
+        used = sum((p * saved[1][name]).sum() for name, p in model.named_parameters())
+        return float(used.detach()), weights(model)  # type: ignore[union-attr]
+
+    same_everywhere(program)

@@ -164,7 +164,8 @@ class SharedValues:
     def _ask(
         self, rank: int, kind: str, what: Any, memory: torch.Tensor | None = None
     ) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        return self.pulls.pull(rank, {kind: what, "progress": self._progress}, memory)
+        with torch.inference_mode(False), torch.no_grad():  # it stands for what was there before
+            return self.pulls.pull(rank, {kind: what, "progress": self._progress}, memory)
 
     def _answer(self, request: dict[str, Any]) -> Answer:
         """Answers another rank's question; called in a worker thread."""
