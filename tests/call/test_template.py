@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from farspan.call.pytree.template import flatten, map_tensors, rebuild
+from farspan.call.pytree.template import flatten, map_tensors, rebuild, shape_of_call
 
 
 class Pair(NamedTuple):
@@ -76,6 +76,15 @@ def test_rebuilding_gives_an_equal_object(item: Any) -> None:
     assert type(again) is type(item)
     assert flatten(again)[0] == template
     assert all(left is right for left, right in zip(flatten(again)[1], tensors, strict=True))
+
+
+def test_sizes_are_in_the_shape_of_a_call_and_nothing_else_in_tuples_is() -> None:
+    x, found = torch.zeros(2, 2), list[Any]()
+    assert shape_of_call((x, (1, 4)), {}, found) == shape_of_call((x, (1, 4)), {}, [])
+    assert len(found) == 1 and found[0] is x
+    assert shape_of_call((x, (1, 4)), {}, []) != shape_of_call((x, (4, 1)), {}, [])
+    for other in ([1, 4], (True, 4), (1.0, 4), (x, 4), ((1,), 4)):
+        assert shape_of_call((x, other), {}, []) is None
 
 
 def test_one_and_true_and_one_point_zero_are_different_templates() -> None:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farspan.graph.call import Call, MicroBatch, Segment, Value
+from farspan.graph.call import Call, MicroBatch, ModuleTarget, Segment, Value
 
 if TYPE_CHECKING:
     from farspan.graph.backward import Backward, BackwardSegment
@@ -30,7 +30,7 @@ _CALL, _SOURCE, _BACKWARD, _MORE = range(4)
 class Graph(MicroBatch):
     """One micro-batch as a graph. Its `content` says the same in numbers, equal on all ranks that recorded the same."""
 
-    __slots__ = ("_names", "_num_read", "_read_level", "content", "floor", "record", "sources")
+    __slots__ = ("_module_calls", "_names", "_num_read", "_read_level", "content", "floor", "record", "sources")
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -49,6 +49,8 @@ class Graph(MicroBatch):
         self._num_read = 0
         self.floor = 0
         """The least level of the calls to come: what was recorded before a hook is in earlier segments."""
+        self._module_calls: list[Call] = []
+        """The calls of modules, which use parameters by their names."""
         self._names: set[str] = set()
         """Names of parameters that are used outside their one leaf."""
 
@@ -82,6 +84,8 @@ class Graph(MicroBatch):
         call.index = len(self.calls)
         segment.calls.append(call)
         self.calls.append(call)
+        if isinstance(call.target, ModuleTarget):
+            self._module_calls.append(call)
 
     def cut_behind(self, call: Call) -> None:
         """Keeps calls up to `call` and calls after it in different segments: a backward can stop between them
@@ -104,6 +108,7 @@ class Graph(MicroBatch):
 
     def clear(self) -> None:
         super().clear()
+        self._module_calls = []
         self._read_level, self._num_read = {}, 0
 
     def read_level(self, value: Value, stage: int) -> int:
@@ -145,7 +150,7 @@ class Graph(MicroBatch):
         """Notes that parameters which only one leaf has used so far have another user."""
         for name in names:
             self._names.add(name)
-            users = [call.segment for call in self.calls if name in getattr(call.target, "parameter_names", ())]
+            users = [call.segment for call in self._module_calls if name in call.target.parameter_names]
             if users:
                 self._last_user[name] = max(users, key=lambda user: user.order)
 

@@ -157,7 +157,7 @@ class Recorder:
             template, _ = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, key=key, given=(args, kwargs))
         template, entry = known
-        return self._append(target, template, arguments, entry, stage, modes, tensors)
+        return self.append(target, template, arguments, entry, stage, modes, tensors)
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
@@ -236,9 +236,9 @@ class Recorder:
             return result if is_done else self.record(target, template, tensors, stage, given=given)
         if key is not None and not self.is_writing:
             self.cache.known[key] = (template, entry)
-        return self._append(target, template, arguments, entry, stage, modes, tensors, given)
+        return self.append(target, template, arguments, entry, stage, modes, tensors, given)
 
-    def _append(
+    def append(
         self,
         target: Target,
         template: Template,

@@ -251,6 +251,16 @@ class Recording(Protocol):
         key: Any = None,
         given: tuple[Any, ...] = ...,
     ) -> Any: ...
+    def append(
+        self,
+        target: Target,
+        template: Template,
+        arguments: Sequence[Any],
+        entry: Entry,
+        stage: int | None,
+        modes: Modes,
+        tensors: list[torch.Tensor],
+    ) -> Any: ...
     def predict(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown: ...
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor: ...
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value: ...

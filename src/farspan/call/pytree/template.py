@@ -48,6 +48,7 @@ _ATOMS: frozenset[type] = frozenset(
         torch.device, torch.Size, torch.layout, torch.memory_format, range, torch.SymInt,
     }
 )  # fmt: skip
+_SIZES = frozenset({int})
 _KEYS = frozenset({str, int, bool, bytes, float, tuple})
 _BY_IDENTITY = (
     torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
@@ -219,7 +220,7 @@ def can_describe(item: Any, known: Collection[int] = ()) -> bool:
 
 
 def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-    """Returns a short hashable substitute for the template, where all arguments are different tensors and plain values.
+    """Returns a short hashable substitute for the template, where arguments are different tensors, plain values, sizes.
 
     Args:
         args: Positional arguments.
@@ -239,6 +240,8 @@ def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[A
             seen.add(id(item))
             tensors.append(item)
             parts.append(None)
+        elif kind is tuple and set(map(type, item)) <= _SIZES:
+            parts.append((kind, item))
         else:
             tensors.clear()
             return None

@@ -29,6 +29,7 @@ from farspan.record.team.matrices import Matrices
 from farspan.record.team.parameter_views import CHANGES_VIEW, ParameterView
 from farspan.record.team.parts.apart import Operand, Trial, tried
 from farspan.record.team.parts.cuts import candidates
+from farspan.record.team.parts.repeated import Repeated
 from farspan.record.team.parts.shares import extent_of, share_of
 from farspan.record.team.parts.sizes import PICKS, sections_asked_for, templates_of_parts
 from farspan.record.team.rules import RULES
@@ -211,13 +212,15 @@ class Splitting(Inside):
                 kinds.append((meta_of(item).number, -1 if placed is None else placed.is_parameter))
         modes = current_modes()
         key = (function, template, tuple(kinds), modes, num_parts)
-        way = self._ways.get(key)
-        dim = team._dim if tensors[0] is team else None
-        part_templates = templates_of_parts(
-            function, args, kwargs, template, team.shape, dim, num_parts, team._sections
-        )
-        if way is None:
-            way = self._ways[key] = self._found(function, template, part_templates, tensors, split, modes)
+        found = self._ways.get(key)
+        if found is None:
+            dim = team._dim if tensors[0] is team else None
+            part_templates = templates_of_parts(
+                function, args, kwargs, template, team.shape, dim, num_parts, team._sections
+            )
+            way = self._found(function, template, part_templates, tensors, split, modes)
+            found = self._ways[key] = way, [Repeated(function, each, modes) for each in part_templates]
+        way, repeated = found
         if type(way) in (str, Views) and any(type(item) is TeamTensor and item.is_by_positions for item in tensors):
             self.matrices.gathered_for.add(name_of(function))
             if type(way) is str:  # no write into what is put together is to be seen in the parts
@@ -234,11 +237,10 @@ class Splitting(Inside):
             columns.append(self.operand(item, dim, split, sections))
         results: list[Any] = []
         for member, stage in enumerate(split.members):
-            given = [column[member] for column in columns]
-            own_args, own_kwargs = rebuild(part_templates[member], given)
-            results.append(self.record(function, own_args, stage, own_kwargs))
-        found = [flatten(result) for result in results]
-        made = [*zip(*(parts for _, parts in found), strict=True)]
+            results.append(repeated[member].record(recorder, [column[member] for column in columns], stage))
+        is_one = set(map(type, results)) == {LazyTensor}
+        described = [(None, [result]) if is_one else flatten(result) for result in results]
+        made = [*zip(*(parts for _, parts in described), strict=True)]
         axes, metas = way.results or ((None, 1),) * len(made), way.metas or (None,) * len(made)
         known = {id(column[0]): item for column, item in zip(columns, tensors, strict=True)}
         whole = [
@@ -247,7 +249,7 @@ class Splitting(Inside):
             else TeamTensor.of(self, split, parts, dim, weights, meta, sections)
             for parts, (dim, sections), meta in zip(made, axes, metas, strict=False)
         ]
-        return rebuild(found[0][0], whole)
+        return whole[0] if is_one else rebuild(described[0][0], whole)
 
     def _falls_into(self, function: Any, args: Any, kwargs: Any, team: TeamTensor) -> bool:
         """Returns whether an operation takes a product apart into equal sections (a fused q, k and v); from the next

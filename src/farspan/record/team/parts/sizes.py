@@ -54,7 +54,7 @@ def sizes_of_part(
         sizes, at = _split_given(args, kwargs, shape)
         if at != dim or any(size % num_parts for size in sizes):
             return None
-        return [size // num_parts for size in sizes], dim
+        return tuple([size // num_parts for size in sizes]), dim
     if kwargs:
         return None
     given = list(args[1:])
@@ -64,12 +64,12 @@ def sizes_of_part(
         at = given[0] % len(shape)
         whole = [*shape[:at], *_without_unknown(given[1], shape[at]), *shape[at + 1 :]]
         sizes = _reshaped(shape, dim, num_parts, member, whole, sections)
-        return None if sizes is None else (at, sizes[at : at + len(given[1])])
+        return None if sizes is None else (at, tuple(sizes[at : at + len(given[1])]))
     listed = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
     if not listed or not all(isinstance(size, int) for size in listed):
         return None
     sizes = TAKES_SIZES[function](shape, dim, num_parts, member, listed, sections)
-    return None if sizes is None else (sizes,)
+    return None if sizes is None else (tuple(sizes),)
 
 
 def templates_of_parts(
