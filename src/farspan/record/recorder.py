@@ -301,10 +301,8 @@ class Recorder:
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
         """Returns a parameter or buffer as a source, as written by now; `is_alias`: without its gradient."""
         self.before_read(placed.tensor)
-        is_fixed = placed.is_written and not self.is_writing
-        if is_alias:
-            return alias_of(placed)
-        return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
+        is_fixed = placed.is_written and not self.is_writing and not placed.is_parameter
+        return alias_of(placed) if is_alias else self.parameter_values.of(placed, is_fixed=is_fixed)
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
@@ -315,6 +313,7 @@ class Recorder:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")
+        self.gradients.memory.put_outside()
 
     def next_graph(self) -> None:
         """Begin a new micro-batch, if the current one has begun at all."""
@@ -373,7 +372,7 @@ class Recorder:
         self.is_in_optimizer, self.is_recording = False, True
         self.step_view = None
         put_modes(self._modes)
-        self.gradients.forget()
+        self.gradients.end_step()
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.gradients.read(lazy) if self.step_view is None else self.step_view.read(lazy)

@@ -47,7 +47,7 @@ class LazyTensor(torch.Tensor):
     _family: list[Any] | None = None
     """Weak references to the views of it."""
     _parts_of_gradients: Any = None
-    """The gradients that are parts of its memory (`memory.gradient_memory`)."""
+    """The gradients that are parts of its memory (`memory.of_gradients`)."""
     _twin_of: LazyTensor | None = None
     """The tensor of the same memory and shape that represents both (`memory.twins`)."""
     _is_torn = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tests.support.plainly import assert_same_as_plainly
@@ -221,6 +222,123 @@ def to_another_model(model: Any) -> Any:
     return [q.grad.tolist() for q in other.parameters()]
 
 
+# What is one memory in other ways.
+
+
+@program
+def a_view_of_itself(model: Any) -> Any:
+    a, _ = ends(model)
+    flat = a.grad.view(-1)
+    a.grad = flat.view_as(a)
+    flat[flat.abs() < flat.abs().mean()] = 0.0
+    backward(model, 7)
+    return flat.tolist()
+
+
+@program
+def interleaved(model: Any) -> Any:
+    a, b = ends(model)
+    both = torch.cat([a.grad, b.grad], 1)
+    a.grad, b.grad = both[:, :4], both[:, 4:]
+    a.grad.add_(1)
+    b.grad.mul_(2)
+    seen = both.tolist()
+    both[:, 3:5] = 0.5
+    return seen
+
+
+@program
+def memory_that_only_gradients_have(model: Any) -> Any:
+    (a, b), c = ends(model), model[1][0].weight
+    both = torch.cat([a.grad, b.grad])
+    a.grad, b.grad = both[:4], both[:4]
+    del both
+    a.grad.mul_(2)
+    seen = b.grad.tolist()
+    b.grad = c.grad = model[2][0].weight.grad
+    model[2][0].weight.grad = None
+    c.grad.add_(1)
+    return [seen, b.grad.tolist()]
+
+
+@program
+def a_part_of_a_part(model: Any) -> Any:
+    a, b = ends(model)
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    put_parts(model, flat)
+    b.grad = a.grad
+    flat.add_(2)
+    seen = [b.grad.tolist()]
+    b.grad.add_(1)
+    seen += [a.grad.tolist(), flat.tolist()]
+    a.grad.mul_(3)
+    return [*seen, b.grad.tolist(), flat.tolist()]
+
+
+@program
+def written_as_data(model: Any) -> Any:
+    a, b = ends(model)
+    other, flat = nn.Parameter(torch.ones(4, 4)), torch.zeros(16)
+    alias = other.detach().data
+    a.grad, b.grad = other.data, flat.view(4, 4)
+    with torch.no_grad():
+        other.mul_(2)
+    flat.data.add_(0.5)
+    alias[0] = 3.0
+    return [a.grad.tolist(), b.grad.tolist()]
+
+
+@program
+def arrays(model: Any) -> Any:
+    a, b = ends(model)
+    array, flat = numpy.full((4, 4), 0.1, dtype=numpy.float32), torch.zeros(16)
+    a.grad, b.grad = torch.from_numpy(array), flat.view(4, 4)
+    array[0] = 3.0
+    view = flat.numpy()
+    view += 1
+    seen = [a.grad.tolist(), b.grad.tolist()]
+    b.grad[0].mul_(2)
+    backward(model, 7)
+    seen += [array.tolist(), view.tolist()]
+    array *= 0.5
+    return seen
+
+
+class Decaying(torch.optim.SGD):
+    """Writes into the gradients in its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.grad.mul_(0.5).add_(p, alpha=0.01)
+                p.sub_(p.grad, alpha=0.1)
+                p.grad.zero_()
+
+
+@program
+def written_by_the_step(model: Any) -> Any:
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    put_parts(model, flat)
+    backward(model, 7)
+    Decaying(model.parameters()).step()
+    seen = flat.tolist()
+    backward(model, 8)
+    return [seen, flat.tolist()]
+
+
+@program
+def of_another_shape(model: Any) -> Any:
+    a, b = ends(model)
+    seen = []
+    for gradient in (torch.ones(4, 4, dtype=torch.float64), torch.ones(4), b.grad[0], b.grad.double(), 3):
+        try:
+            a.grad = gradient
+        except (RuntimeError, TypeError) as error:
+            seen.append(str(error))
+    return seen
+
+
 def trained(act: Program) -> Program:
     def train(model: Any) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -262,3 +380,21 @@ def test_a_backward_that_adds_to_both_names_of_one_gradient_is_refused(is_part: 
     assert all(
         "is memory of another gradient, and a backward has added to both" in text for text in run_threads(2, train)
     )
+
+
+def test_what_is_refused_stops_no_other_model() -> None:
+    def train(rank: int) -> str:
+        first = farspan.distribute(build())
+        a, b = ends(first)
+        backward(first, 1)
+        a.grad = b.grad
+        with pytest.raises(RecordError) as error:
+            Decaying(first.parameters()).step()
+        a.grad = b.grad
+        backward(first, 2)
+        other = farspan.distribute(build())
+        backward(other, 3)
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+        return str(error.value)
+
+    assert all("the optimizer has written into" in text for text in run_threads(2, train))

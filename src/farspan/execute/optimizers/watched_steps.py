@@ -311,13 +311,13 @@ def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
 
 
 def _run_recorded(engine: Engine, reason: str, optimizer: Optimizer) -> None:
-    if engine.recorder.gradients.memory.pairs:
-        engine.recorder.gradients.memory.bring(placed_in(optimizer, engine.recorder.placed))
-    if engine.recorder.has_pending():
-        engine.flush(reason, ends_window=True)
-    else:
-        engine.barrier(reason)  # a slower rank may still read what the step will change
-    engine.average_gradients(has_passed_barrier=True)
+    memory = engine.recorder.gradients.memory
+    with memory.before_step(placed_in(optimizer, engine.recorder.placed) if memory.pairs else ()):
+        if engine.recorder.has_pending():
+            engine.flush(reason, ends_window=True)
+        else:
+            engine.barrier(reason)  # a slower rank may still read what the step will change
+        engine.average_gradients(has_passed_barrier=True)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

@@ -55,7 +55,7 @@ class Copies:
         self.by_storage: dict[int, Any] = {}
         """The memory of each copy; empty while the program holds none."""
         self.of_gradients: dict[int, Any] = {}
-        """Memory of plain tensors, of which gradients are parts (`memory.gradient_memory`)."""
+        """Memory of plain tensors, of which gradients are parts (`memory.of_gradients`)."""
         self.epoch = 0
         """Counts the moments at which parameters may have changed."""
         self._pruned = 0
@@ -79,7 +79,7 @@ class Copies:
             return False
         self.fill(function, args, kwargs)
         if self.of_gradients:
-            self._recorder.gradients.memory.before(args, kwargs)
+            self._recorder.gradients.memory.before(function, args, kwargs, what_is_written(function, args, kwargs))
         if self._recorder.transfer is not None:
             return False
         self._prune()

@@ -15,7 +15,7 @@ from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
-from farspan.record.memory.gradient_memory import Way, way_of
+from farspan.record.memory.of_gradients.gradient_memory import Way, way_of
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
 from farspan.record.ops.views import is_shared, retake
 from farspan.record.parameters.gradient_property import recorder_of

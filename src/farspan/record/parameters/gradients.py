@@ -20,10 +20,11 @@ from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.across_ranks.prefetch import Reads
-from farspan.record.memory.gradient_memory import GradientMemory, Way, become_gradient, is_copied, way_of
+from farspan.record.memory.of_gradients.gradient_memory import GradientMemory, Way, become_gradient, is_copied, way_of
 from farspan.record.memory.twins import put_value
 from farspan.record.ops.views import read_view, refresh
 from farspan.record.tensor import LazyTensor
+from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -123,9 +124,11 @@ class Gradients:
         if self.recorder.hooks.are_running:
             return
         engine, name = self.recorder.engine, kept._value.gradient_of
-        if engine.is_present_gradient(kept._value) and (self._is_waiting() or name not in self._views):
+        if not engine.is_present_gradient(kept._value):
+            return
+        if self._is_waiting() or name not in self._views:
             self.get(engine.parameters[name])
-        elif self.memory.pairs and name:
+        elif self.memory.pairs:
             self.memory.bring([engine.parameters[name]])
 
     def _get_sparse(self, placed: Placed) -> torch.Tensor:
@@ -148,6 +151,7 @@ class Gradients:
                 return
             owned.come_home(f"{placed.name}.grad is set")
         gradient = owned.whole_gradient(gradient)
+        _check_like(placed, gradient)
         recorder.deferred.record_one(gradient)
         way = way_of(recorder, placed, gradient)
         moved = gradient
@@ -233,6 +237,11 @@ class Gradients:
         known = self._reads.foresee(value) if value.pending and not is_alone else None
         return self.recorder.engine.read(value if known is None else known)
 
+    def end_step(self) -> None:
+        """An optimizer has stepped, or calls its closure."""
+        self.forget()
+        self.memory.end_step()
+
     def forget(self) -> None:
         """The gradients are other tensors now: a backward or an optimizer step has run."""
         for name in list(self._views):
@@ -250,3 +259,15 @@ class Gradients:
         view = self._views.pop(name, None)
         if view is not None:
             self._kept[name] = weakref.ref(view)
+
+
+def _check_like(placed: Placed, gradient: Any) -> None:
+    """Raise what torch raises of a gradient that the parameter cannot have, on every rank."""
+    meta, is_tensor = placed.meta, isinstance(gradient, torch.Tensor)
+    if gradient is None or (is_tensor and gradient.dtype == meta.dtype and gradient.shape == meta.shape):
+        return
+    with DisableTorchFunction():
+        like: Any = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+        if hasattr(placed.tensor, "grad_dtype"):
+            like.grad_dtype = placed.tensor.grad_dtype
+        like.grad = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device) if is_tensor else gradient

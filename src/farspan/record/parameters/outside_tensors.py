@@ -18,7 +18,7 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.call.modes import apply_modes
 from farspan.graph import EVERYWHERE, Meta, Value
-from farspan.record.memory.gradient_memory import plain_gradient
+from farspan.record.memory.of_gradients.gradient_memory import plain_gradient
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 

@@ -13,8 +13,8 @@ the other, until that one is used. Both are only if a backward has added to both
 from __future__ import annotations
 
 import enum
-import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,17 +24,22 @@ from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
+from farspan.record.memory.of_gradients.gradient_pairs import Memory, Pair
 from farspan.record.memory.parameter_copies import plain_in
 from farspan.record.memory.twins import main_of, put_value, twins_of
 from farspan.record.ops.views import is_shared, root_of, taken
 from farspan.record.tensor import LazyTensor
-from farspan.torch_private import DisableTorchFunction, is_wrapped, storage_at
+from farspan.torch_private import DisableTorchFunction, is_wrapped, raw_grad, storage_at
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
 
 __all__ = ["GradientMemory", "Way", "become_gradient", "is_copied", "plain_gradient", "way_of"]
+
+
+_GIVES_MEMORY = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.share_memory_}
+"""What gives the memory of a plain tensor to another library."""
 
 
 class Way(enum.Enum):
@@ -107,77 +112,16 @@ def plain_gradient(given: Any) -> torch.Tensor:
     return data
 
 
-class _Pair:
-    """A gradient, and the part of other memory that it is in the program.
-
-    Attributes:
-        name: Of the parameter.
-        gradient: As the program has it.
-        links: How it is taken from a recorded tensor, step by step.
-        part: The part itself, of a plain tensor; None when the gradient is the parameter's no more.
-        first, last: The elements of the memory that it lies between.
-        is_ahead: Whether the gradient has been written into since both were the same.
-        is_behind: Whether the other memory has.
-        held: A recorded tensor that it is a part of, for as long as that is another gradient or has what this one has
-            not, whether or not the program has it.
-    """
-
-    def __init__(self, name: str, gradient: LazyTensor, memory: _Memory, links: Any, part: torch.Tensor) -> None:
-        self.name, self.gradient, self.links = name, gradient, links
-        self._memory = weakref.ref(memory)
-        self.part: torch.Tensor | None = part
-        self.shape, self.stride, self.first = part.shape, part.stride(), part.storage_offset()
-        self.last = self.first + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        self.is_ahead = self.is_behind = False
-        self.held: LazyTensor | None = None
-
-    @property
-    def memory(self) -> _Memory | None:
-        """What it is a part of; None if the program has that no more."""
-        return self._memory()
-
-    def overlaps(self, other: _Pair) -> bool:
-        return self.first <= other.last and other.first <= self.last
-
-
-class _Memory:
-    """What gradients are parts of: a recorded tensor, or the memory of plain ones, which every rank has."""
-
-    def __init__(self, root: LazyTensor | None, storage: StorageWeakRef | None) -> None:
-        self._root = None if root is None else weakref.ref(root)
-        self.storage = storage
-        self.version = 0
-        """Of the memory of plain tensors: when it was last looked at."""
-        self.pairs: list[_Pair] = []
-
-    @property
-    def root(self) -> LazyTensor | None:
-        return None if self._root is None else self._root()
-
-    def is_gone(self) -> bool:
-        """Returns whether the program has the plain tensors no more."""
-        return self.storage is not None and self.storage.expired()
-
-    def look(self) -> None:
-        """Let the gradients know of it if the memory of plain tensors has been written into."""
-        part = next((pair.part for pair in self.pairs if pair.part is not None and self.storage is not None), None)
-        if part is not None and part._version != self.version:
-            self.version = part._version
-            self.has_been_written()
-
-    def has_been_written(self) -> None:
-        for pair in self.pairs:
-            pair.is_behind, pair.held = True, self.root
-
-
 class GradientMemory:
     """The gradients of one program that are parts of other memory."""
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
-        self.pairs: dict[str, list[_Pair]] = {}
+        self.pairs: dict[str, list[Pair]] = {}
         """By parameter; empty in most programs."""
         self._is_copying = False
+        self._in_step: list[tuple[Placed, torch.Tensor | None, int]] = []
+        """In an optimizer's step: the gradients, and how often they had been written into before it."""
 
     # What becomes such a gradient.
 
@@ -190,30 +134,32 @@ class GradientMemory:
             part = taken(links, torch.empty_strided(meta.shape, meta.stride, device="meta"))
             memory = root._parts_of_gradients
             if memory is None:
-                memory = vars(root)["_parts_of_gradients"] = _Memory(root, None)
+                memory = vars(root)["_parts_of_gradients"] = Memory(root, None)
         else:
             storage = given.untyped_storage()
             plain = self._recorder.copies.of_gradients
             links, part, memory = None, given.detach(), plain.get(storage._cdata)
             if memory is None or memory.is_gone():
-                memory = plain[storage._cdata] = _Memory(None, StorageWeakRef(storage))
-                memory.version = part._version
-        pair = _Pair(placed.name, gradient, memory, links, part)
-        pair.held = self._held_by(memory)
-        memory.pairs.append(pair)
+                memory = plain[storage._cdata] = Memory(None, StorageWeakRef(storage))
+        pair = Pair(placed.name, gradient, memory, links, part)
+        memory.add(pair)
+        for each in (pair, *pair.others):
+            each.held = self._held_by(each, memory)
         self.pairs.setdefault(placed.name, []).append(pair)
 
     def release(self, name: str) -> None:
         """The gradient is its parameter's no more. What the other memory does not have of it, it gets when it is
         used."""
         for other in self._all():
-            if other.held is not None and not other.is_behind and other.held._value.gradient_of == name:
+            is_needed = other.is_behind or other.others
+            if other.held is not None and not is_needed and other.held._value.gradient_of == name:
                 other.held = None
         for pair in self.pairs.pop(name, ()):
             if (memory := pair.memory) is not None:
                 memory.look()
+                memory.release(pair)
                 if not pair.is_ahead or pair.is_behind:
-                    memory.pairs.remove(pair)
+                    memory.remove(pair)
             pair.part = None
         plain = self._recorder.copies.of_gradients
         for key in [key for key, memory in plain.items() if memory.is_gone() or not memory.pairs]:
@@ -229,19 +175,67 @@ class GradientMemory:
                     pair.is_ahead = True
             if lazy._parts_of_gradients is not None:
                 lazy._parts_of_gradients.has_been_written()
+            self.put_outside()
 
     def begin_backward(self) -> None:
         """A backward has been recorded, which may add to all gradients."""
         pairs = self._all()
         for pair in pairs:
-            if not (pair.is_ahead and pair.is_behind):  # that is said when one of both is used
+            if not (pair.is_torn or any(other.is_torn for other in pair.others)):  # that is said when it is used
                 self._bring(pair)
         for pair in pairs:
             pair.is_ahead = True
-            if pair.memory is not None and self._held_by(pair.memory) is not None:
+            if pair.memory is not None and self._is_gradient(pair.memory.root):
                 pair.is_behind = True
 
-    def _all(self) -> list[_Pair]:
+    def put_outside(self) -> None:
+        """Gradients are written into, or a backward has been recorded: memory that another library may read at any
+        time gets that now."""
+        for memory in list(self._recorder.copies.of_gradients.values()):
+            if memory.is_outside:
+                self.put_all(memory)
+
+    @contextmanager
+    def before_step(self, items: Collection[Placed]) -> Iterator[None]:
+        """What is recorded runs in the context, and an optimizer steps the parameters after it."""
+        self.bring(items)
+        yield
+        self._in_step = []
+        roots = {root._value.gradient_of for pair in self._all() if (root := self._other(pair)) is not None}
+        for item in items:
+            if item.name in self.pairs or item.name in roots:
+                gradient = raw_grad(item.tensor) if item.is_owned else None
+                self._in_step.append((item, gradient, 0 if gradient is None else gradient._version))
+
+    def end_step(self) -> None:
+        """An optimizer has stepped: who owns a gradient that it has written into tells the others."""
+        in_step, self._in_step = self._in_step, []
+        if not in_step:
+            return
+        own = [
+            gradient is not None and raw_grad(item.tensor) is gradient and gradient._version != version
+            for item, gradient, version in in_step
+        ]
+        blobs = self._recorder.engine.gather("gradients that a step has written into", bytes(own))
+        for (item, _, _), *written in zip(in_step, *blobs, strict=True):
+            if any(written):
+                self._note_written_in_step(item.name)
+
+    def _note_written_in_step(self, name: str) -> None:
+        pairs = self.pairs.get(name, [])
+        roots = [
+            (pair.name, root._value.gradient_of) for pair in self._all() if (root := self._other(pair)) is not None
+        ]
+        if any(name in each for each in roots) or any(pair.others for pair in pairs):
+            self._recorder.refuse(
+                f"the optimizer has written into {name}.grad, which is memory of another gradient",
+                why="each lies where its parameter is: what a step writes into one is not in the other in that step.",
+                hint="give each parameter its own gradient: parameter.grad = gradient.clone()",
+            )
+        for pair in pairs:
+            pair.is_ahead = True
+
+    def _all(self) -> list[Pair]:
         return [pair for pairs in self.pairs.values() for pair in pairs]
 
     # Before they are used.
@@ -252,7 +246,7 @@ class GradientMemory:
             for pair in self.pairs.get(item.name, ()):
                 self._bring(pair)
 
-    def _bring(self, pair: _Pair) -> None:
+    def _bring(self, pair: Pair) -> None:
         memory = pair.memory
         if memory is None or self._is_copying:
             return
@@ -260,13 +254,13 @@ class GradientMemory:
         root = memory.root
         if root is not None and root._is_gradient:
             self._recorder.argument(root)  # a part of other memory itself, or old
-        for other in list(memory.pairs):
-            if other is not pair and other.is_ahead and other.overlaps(pair):
+        for other in list(pair.others):
+            if other.is_ahead:
                 self._put(memory, other)
         if not pair.is_behind:
             return
         self._check(pair, pair.is_ahead)
-        pair.is_behind, pair.held = False, self._held_by(memory)
+        pair.is_behind, pair.held = False, self._held_by(pair, memory)
         if root is None:
             assert pair.part is not None
             self._copy(pair.gradient, pair.part.clone())
@@ -274,53 +268,75 @@ class GradientMemory:
             self._copy(pair.gradient, self._take(root, pair.links))
         for other in self.pairs[pair.name]:
             other.is_ahead |= other is not pair
+        if (parts := main_of(pair.gradient)._parts_of_gradients) is not None:
+            parts.has_been_written()
 
-    def put_all(self, memory: _Memory) -> None:
+    def put_all(self, memory: Memory) -> None:
         """A tensor of other memory is about to be used: let it be what its gradients have become."""
         if self._is_copying:
             return
         memory.look()
         for pair in list(memory.pairs):
+            if (parts := main_of(pair.gradient)._parts_of_gradients) is not None:
+                self.put_all(parts)
             if pair.is_ahead:
                 self._put(memory, pair)
 
-    def before(self, args: Any, kwargs: Any) -> None:
-        """A function is about to run on plain tensors."""
+    def before(self, function: Any, args: Any, kwargs: Any, written: Any) -> None:
+        """A function is about to run on plain tensors, and to write into those among `written`."""
         for tensor in plain_in((args, kwargs)):
-            if tensor.layout is torch.strided and not is_wrapped(tensor):
-                memory = self._recorder.copies.of_gradients.get(tensor.untyped_storage()._cdata)
-                if memory is not None:
-                    self.put_all(memory)
+            if (memory := self._memory_of(tensor)) is not None:
+                self.put_all(memory)
+                if function in _GIVES_MEMORY:
+                    memory.become_outside()
+        for tensor in plain_in(written):
+            if (memory := self._memory_of(tensor)) is not None:
+                memory.has_been_written()
 
-    def _put(self, memory: _Memory, pair: _Pair) -> None:
-        others = [other for other in memory.pairs if other is not pair and other.overlaps(pair)]
-        self._check(pair, pair.is_behind or any(other.is_ahead for other in others))
+    def _memory_of(self, tensor: torch.Tensor) -> Memory | None:
+        if tensor.layout is not torch.strided or is_wrapped(tensor):
+            return None
+        return self._recorder.copies.of_gradients.get(tensor.untyped_storage()._cdata)
+
+    def _put(self, memory: Memory, pair: Pair) -> None:
+        others = list(pair.others)
+        self._check(pair, pair.is_torn)
         pair.is_ahead = False
         root = memory.root
         if root is not None:
             self._copy(self._take(root, pair.links), pair.gradient)
+            for other in self.pairs.get(root._value.gradient_of, ()):
+                other.is_ahead |= main_of(other.gradient) is root
         elif memory.storage is not None and not memory.storage.expired():
             self._put_plain(memory, pair, memory.storage)
         for other in others:
             other.is_behind = True
         if pair.part is None:
-            memory.pairs.remove(pair)
+            memory.remove(pair)
 
-    def _put_plain(self, memory: _Memory, pair: _Pair, storage: StorageWeakRef) -> None:
+    def _put_plain(self, memory: Memory, pair: Pair, storage: StorageWeakRef) -> None:
         data, part = pair.gradient.read(), pair.part
         with torch.no_grad(), DisableTorchFunction():
             if part is None:
                 part = torch.empty(0, dtype=data.dtype, device=data.device)
                 part.set_(storage_at(storage.cdata), pair.first, pair.shape, pair.stride)
             part.copy_(data)
-        memory.version = part._version
+        memory.note_versions()
+        if pair.seen is not None:
+            pair.seen = data.clone()
 
-    def _held_by(self, memory: _Memory) -> LazyTensor | None:
-        """Returns the recorded tensor that is this memory, if it is the gradient of a parameter."""
-        root = memory.root
-        if root is None or not root._is_gradient:
-            return None
-        return root if self._recorder.engine.is_present_gradient(root._value) else None
+    def _held_by(self, pair: Pair, memory: Memory) -> LazyTensor | None:
+        """Returns the recorded tensor that is this memory, if it is another gradient, or other pairs share it."""
+        return memory.root if pair.others or self._is_gradient(memory.root) else None
+
+    def _other(self, pair: Pair) -> LazyTensor | None:
+        """Returns the gradient of another parameter that a pair is a part of."""
+        root = None if pair.memory is None else pair.memory.root
+        return root if self._is_gradient(root) else None
+
+    def _is_gradient(self, root: LazyTensor | None) -> bool:
+        """Returns whether a tensor is the gradient of a parameter now."""
+        return root is not None and root._is_gradient and self._recorder.engine.is_present_gradient(root._value)
 
     def _take(self, root: LazyTensor, links: Any) -> Any:
         """Returns the part of a recorded tensor that `links` lead to."""
@@ -345,7 +361,7 @@ class GradientMemory:
         finally:
             self._is_copying = False
 
-    def _check(self, pair: _Pair, are_both_new: bool) -> None:
+    def _check(self, pair: Pair, are_both_new: bool) -> None:
         if are_both_new:
             self._recorder.refuse(
                 f"{pair.name}.grad is memory of another gradient, and a backward has added to both",
