@@ -262,3 +262,26 @@ def test_what_is_saved_in_inference_mode_may_be_loaded_and_trained_on() -> None:
         return float(used.detach()), weights(model)  # type: ignore[union-attr]
 
     same_everywhere(program)
+
+
+def test_state_may_be_exchanged_between_parameters_and_shared_by_them() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        layers: Any = model.layers
+        first, last = layers[0].bias, layers[5].bias
+        seen: list[Any] = []
+        for shift in range(6):
+            _backward(model, shift)
+            if shift == 2:
+                one, other = optimizer.state[first], optimizer.state[last]
+                one["exp_avg"], other["exp_avg"] = other["exp_avg"], one["exp_avg"]
+            if shift == 3:
+                optimizer.state[first]["exp_avg"] = optimizer.state[last]["exp_avg"]
+            if shift == 5:
+                optimizer.state[last]["exp_avg"].zero_()
+                seen.append(optimizer.state[first]["exp_avg"].tolist())
+            optimizer.step()
+        return seen, weights(model)
+
+    same_everywhere(program)

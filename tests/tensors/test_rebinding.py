@@ -110,7 +110,46 @@ def recorded_and_plain(model: nn.Module) -> Any:
     return [item.tolist() for item in (y, z, w, v, u, old, row)]
 
 
-STORIES = [average_that_is_applied_and_restored, moving_average_of_gradients, aliases, recorded_and_plain]
+def parts_of_a_vector(model: Any) -> Any:
+    """What steps make of the parameters is in the vector whose parts they are, and what is written into it in them."""
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    parameters, seen = list(model.parameters()), []
+    start = nn.utils.parameters_to_vector(parameters).detach()
+    first = start[:3]
+    step(model, optimizer)
+    nn.utils.vector_to_parameters(start, parameters)
+    seen += [start.norm().item(), step(model, optimizer), start.tolist(), first.tolist()]
+    first.zero_()
+    seen += [step(model, optimizer), start.tolist()]
+    other = torch.linspace(-1, 1, start.numel())
+    nn.utils.vector_to_parameters(other, parameters)
+    seen += [start.tolist(), step(model, optimizer), other.tolist()]
+    other[5:50] = 0.5
+    with torch.no_grad():
+        parameters[-1].add_(1)
+    return [*seen, other.tolist(), step(model, optimizer), start.tolist()]
+
+
+def memory_of_another_model(model: Any) -> Any:
+    optimizer, other, seen = torch.optim.SGD(model.parameters(), 0.1), mlp(), []
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        p.data = q.data
+    for _ in range(2):
+        seen += [step(model, optimizer), [q.tolist() for q in other.parameters()]]
+        with torch.no_grad():
+            for q in other.parameters():
+                q.mul_(0.5)
+    return [*seen, weights(model)]
+
+
+STORIES = [
+    average_that_is_applied_and_restored,
+    moving_average_of_gradients,
+    aliases,
+    recorded_and_plain,
+    parts_of_a_vector,
+    memory_of_another_model,
+]
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])

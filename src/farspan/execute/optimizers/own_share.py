@@ -128,6 +128,7 @@ class OwnShares:
             or has_closure
             or not _is_plain(optimizer)
             or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left)
+            or not (is_as_left or _is_at_owners(engine, optimizer, engine.values.optimizers.view))
         ):
             engine.slices.bring_home(optimizer, placed)
             if self._known.pop(optimizer, None) is not None:

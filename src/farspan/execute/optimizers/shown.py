@@ -55,9 +55,17 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
             else since (a GradScaler gives `found_inf` for each step).
     """
 
+    known: dict[LazyTensor, torch.Tensor] = {}
+    """What is in several places is one tensor in all of them."""
+
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not LazyTensor:
             return tensor
+        if tensor not in known:
+            known[tensor] = find(tensor)
+        return known[tensor]
+
+    def find(tensor: LazyTensor) -> torch.Tensor:
         value = tensor._value
         is_recorded = value.call is not None or value.index > 0
         if is_recorded and value.meta.numel == 1:
@@ -77,6 +85,7 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
 def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
     """The program asks for the state of the `number`-th optimizer: the same recorded tensors everywhere."""
     first_stage = {team.leader.rank: index for index, team in reversed(list(enumerate(engine.teams)))}
+    known: dict[int, tuple[torch.Tensor, LazyTensor]] = {}
     for name, item, part in parts_of(optimizer, engine.recorder.placed):
         place = -1
         own: list[torch.Tensor | None] = []
@@ -97,6 +106,8 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
                 meta, data, rank = meta_of(tensor.detach()), tensor, engine.rank
             else:
                 return tensor
+            if id(tensor) in known:
+                return known[id(tensor)][1]
             stage = first_stage[rank]
             if item is not None and engine.teams[item.stage].leader.rank == rank:
                 stage = item.stage
@@ -104,7 +115,9 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
             shown.state_of = (number, name, place)
             shown.data = data
             held = _held(tensor, shown)
-            return LazyTensor.make(shown, engine.recorder) if held is None else held
+            lazy = LazyTensor.make(shown, engine.recorder) if held is None else held
+            known[id(tensor)] = (tensor, lazy)
+            return lazy
 
         part.change(change)
         if item is None:

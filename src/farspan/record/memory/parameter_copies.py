@@ -4,11 +4,13 @@ brought up to date when they are next used.
     sd = model.state_dict()          owner: the parameter's memory       elsewhere: a copy
     optimizer.step()                        changed                                 stale
     sd["head.weight"].sum()                                                         fetched, then summed
+
+So is a part of a plain tensor to which the program has set a parameter's data: `p.data = flat[:3]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,10 @@ class _Copy:
     """A reference to the memory. Until it is released, the address of the memory is not used again."""
     epoch: int
     """The epoch in which it was up to date."""
+    offset: int = 0
+    """Which element of the memory is its first one."""
+    stride: tuple[int, ...] | None = None
+    """How it lies there; None for as the parameter lies in memory of its own."""
 
 
 class Copies:
@@ -52,8 +58,8 @@ class Copies:
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
-        self.by_storage: dict[int, Any] = {}
-        """The memory of each copy; empty while the program holds none."""
+        self.by_storage: dict[int, list[_Copy]] = {}
+        """The copies in each memory; empty while the program holds none."""
         self.of_gradients: dict[int, Any] = {}
         """Memory of plain tensors, of which gradients are parts (`memory.of_gradients`)."""
         self.epoch = 0
@@ -63,11 +69,17 @@ class Copies:
     def add(self, tensor: torch.Tensor, placed: Placed) -> None:
         """The program gets `tensor`, which is the parameter or a copy of it as it is now."""
         storage = tensor.untyped_storage()
-        self.by_storage[storage._cdata] = _Copy(placed, StorageWeakRef(storage), self.epoch)
+        self.by_storage[storage._cdata] = [_Copy(placed, StorageWeakRef(storage), self.epoch)]
+
+    def add_part(self, part: torch.Tensor, placed: Placed) -> None:
+        """The program has set a parameter's data to a part of other memory, which it may use by other names."""
+        storage = part.untyped_storage()
+        copy = _Copy(placed, StorageWeakRef(storage), self.epoch, part.storage_offset(), part.stride())
+        self.by_storage.setdefault(storage._cdata, []).append(copy)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Returns whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
-        return self._of(tensor) is not None
+        return bool(self._of(tensor))
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Brings up to date what a function that is about to run uses.
@@ -83,11 +95,11 @@ class Copies:
         if self._recorder.transfer is not None:
             return False
         self._prune()
-        used = [tensor for tensor in plain_in((args, kwargs)) if self._of(tensor) is not None]
+        used = [tensor for tensor in plain_in((args, kwargs)) if self._of(tensor)]
         if not used:
             return False
         recorder, reason = self._recorder, "a tensor of a state dictionary is written"
-        written = [copy for tensor in plain_in(what_is_written(function, args, kwargs)) if (copy := self._of(tensor))]
+        written = [copy for tensor in plain_in(what_is_written(function, args, kwargs)) for copy in self._of(tensor)]
         is_written = bool(written)
         if is_written and recorder.has_pending():
             recorder.engine.flush(reason)
@@ -104,8 +116,7 @@ class Copies:
         program got it, the owner has a copy, too."""
         self._recorder.engine.parameters_changed()
         for tensor in plain_in((args, kwargs)):
-            copy = self._of(tensor)
-            if copy is not None:
+            for copy in self._of(tensor):
                 copy.epoch = self.epoch
                 self._put_back(copy, tensor.untyped_storage())
 
@@ -115,7 +126,7 @@ class Copies:
             return
         if copy.placed.is_owned and own.untyped_storage()._cdata != storage._cdata:
             with torch.no_grad(), DisableTorchFunction():
-                own.copy_(torch.empty(0, dtype=own.dtype).set_(storage, 0, own.shape, own.stride()))
+                own.copy_(_in_memory(copy, storage, own))
 
     def fill(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function is about to run: what it uses of memory that has only been reserved is filled."""
@@ -130,16 +141,17 @@ class Copies:
     def refresh(self, used: Any) -> None:
         """Bring what is about to be used up to date."""
         for tensor in plain_in(used):
-            copy = self._of(tensor)
-            if copy is not None:
+            for copy in self._of(tensor):
                 self._refresh(copy, tensor.untyped_storage())
 
     def leave(self, placed: Placed) -> None:
         """A parameter is about to get other memory: its copies stay what they are."""
-        for key, copy in list(self.by_storage.items()):
-            if copy.placed is placed:
+        for key, copies in list(self.by_storage.items()):
+            for copy in [copy for copy in copies if copy.placed is placed]:
                 if not copy.storage.expired():
                     self._refresh(copy, storage_at(copy.storage.cdata))
+                copies.remove(copy)
+            if not copies:
                 del self.by_storage[key]
 
     def _refresh(self, copy: _Copy, storage: Any) -> None:
@@ -155,18 +167,24 @@ class Copies:
             return
         data = self._recorder.engine.read_parameter(placed)
         with torch.no_grad():
-            torch.empty(0, dtype=data.dtype).set_(storage, 0, data.shape, data.stride()).copy_(data)
+            _in_memory(copy, storage, data).copy_(data)
 
-    def _of(self, tensor: torch.Tensor) -> _Copy | None:
+    def _of(self, tensor: torch.Tensor) -> Sequence[_Copy]:
         if id(tensor) in self._recorder.placed or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-            return None
-        return None if is_wrapped(tensor) else self.by_storage.get(tensor.untyped_storage()._cdata)
+            return ()
+        return () if is_wrapped(tensor) else self.by_storage.get(tensor.untyped_storage()._cdata, ())
 
     def _prune(self) -> None:
         if self._pruned != self.epoch:
             self._pruned = self.epoch
-            for key in [key for key, copy in self.by_storage.items() if copy.storage.expired()]:
+            for key in [key for key, copies in self.by_storage.items() if copies[0].storage.expired()]:
                 del self.by_storage[key]
+
+
+def _in_memory(copy: _Copy, storage: Any, like: torch.Tensor) -> torch.Tensor:
+    """Returns a copy as it lies in its memory."""
+    stride = like.stride() if copy.stride is None else copy.stride
+    return torch.empty(0, dtype=like.dtype).set_(storage, copy.offset, like.shape, stride)
 
 
 def _is_alias(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
 from farspan.record.memory.of_gradients.gradient_memory import Way, way_of
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
-from farspan.record.ops.views import is_shared, retake
+from farspan.record.ops.views import is_shared, retake, root_of, taken
 from farspan.record.parameters.gradient_property import recorder_of
 from farspan.record.parameters.parameter_values import alias_of, renew_aliases_of
 from farspan.record.tensor import LazyTensor
@@ -118,6 +118,7 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
             hint=f"copy: {placed.name}.data.copy_(value), or tie them before farspan.distribute(model)",
         )
     reason = f"{placed.name}.data = ..."
+    _let_be_plain(recorder, value)
     moved: Any = value
     is_lazy = type(value) is LazyTensor
     keeps_memory = not is_lazy or (value._view is None and value._value.stage == placed.stage)
@@ -138,6 +139,32 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
         _put_memory(placed, data)
     recorder.engine.parameters_changed()
     renew_aliases_of(placed)
+    if type(value) is torch.Tensor and not is_lazy:  # it could not be given up: others use its memory
+        recorder.copies.add_part(value, placed)
+
+
+def _let_be_plain(recorder: Recording, value: torch.Tensor) -> None:
+    """Let a part of a recorded tensor, that tensor and all its other parts be plain tensors of one memory, which every
+    rank has: parameters that are set to parts of one tensor lie on different ranks. What needs gradient stays as it
+    is."""
+    root: Any = root_of(value) if type(value) is LazyTensor and main_of(value)._view is not None else None
+    if type(root) is not LazyTensor or root._is_gradient or root._is_torn or root._alias_of:
+        return
+    parts = members(root)
+    if any(part._view.links is None for part in parts) or root._parts_of_gradients is not None:
+        return
+    known = [(part, part._view.links if part._view else ()) for part in (root, *parts) if not part.requires_grad]
+    found = [(lazy, links) for part, links in known for lazy in (part, *twins_of(part))]
+    memory = root.read().detach().clone()
+    with recorder.deferred.computing.running(), torch.no_grad():
+        plain = [taken(links, memory) if links else memory.detach() for _, links in found]
+    root._family = None
+    for lazy, _ in found:
+        lazy._value.lazy = None
+        lazy._twins = lazy._twin_of = lazy._view = None
+        lazy._value = Value(lazy._value.meta, lazy._value.stage)
+    for (lazy, _), each in zip(found, plain, strict=True):
+        become_plain(recorder, lazy, each)
 
 
 def _copied_to(recorder: Recording, value: torch.Tensor, stage: int) -> Any:
