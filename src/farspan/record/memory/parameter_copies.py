@@ -74,7 +74,7 @@ class Copies:
     def add_part(self, part: torch.Tensor, placed: Placed) -> None:
         """The program has set a parameter's data to a part of other memory, which it may use by other names."""
         storage = part.untyped_storage()
-        copy = _Copy(placed, StorageWeakRef(storage), self.epoch, part.storage_offset(), part.stride())
+        copy = _Copy(placed, StorageWeakRef(storage), self.epoch, int(part.storage_offset()), part.stride())
         self.by_storage.setdefault(storage._cdata, []).append(copy)
 
     def holds(self, tensor: torch.Tensor) -> bool:
