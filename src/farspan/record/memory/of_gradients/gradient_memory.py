@@ -120,6 +120,12 @@ class GradientMemory:
         self.pairs: dict[str, list[Pair]] = {}
         """By parameter; empty in most programs."""
         self._is_copying = False
+        self._of_gradients: dict[str, Memory] = {}
+        """By parameter the memory that its gradient is, of which other gradients are parts."""
+        self._most_plain = 16
+        """How many memories of plain tensors are known before those that are gone are forgotten."""
+        self._is_any_outside = False
+        """Whether another library may use the memory of some plain tensors."""
         self._in_step: list[tuple[Placed, torch.Tensor | None, int]] = []
         """In an optimizer's step: the gradients, and how often they had been written into before it."""
 
@@ -135,14 +141,21 @@ class GradientMemory:
             memory = root._parts_of_gradients
             if memory is None:
                 memory = vars(root)["_parts_of_gradients"] = Memory(root, None)
+            if root._is_gradient:
+                self._of_gradients[root._value.gradient_of] = memory
         else:
             storage = given.untyped_storage()
             plain = self._recorder.copies.of_gradients
             links, part, memory = None, given.detach(), plain.get(storage._cdata)
             if memory is None or memory.is_gone():
                 memory = plain[storage._cdata] = Memory(None, StorageWeakRef(storage))
+            if len(plain) > self._most_plain:
+                for key in [key for key, known in plain.items() if known.is_gone()]:
+                    del plain[key]
+                self._most_plain = 2 * len(plain) + 16
         pair = Pair(placed.name, gradient, memory, links, part)
         memory.add(pair)
+        self._is_any_outside |= memory.is_outside
         for each in (pair, *pair.others):
             each.held = self._held_by(each, memory)
         self.pairs.setdefault(placed.name, []).append(pair)
@@ -150,27 +163,28 @@ class GradientMemory:
     def release(self, name: str) -> None:
         """The gradient is its parameter's no more. What the other memory does not have of it, it gets when it is
         used."""
-        for other in self._all():
-            is_needed = other.is_behind or other.others
-            if other.held is not None and not is_needed and other.held._value.gradient_of == name:
-                other.held = None
+        if (memory := self._of_gradients.pop(name, None)) is not None:
+            for other in memory.pairs:
+                is_needed = other.is_behind or other.others
+                if other.held is not None and not is_needed and other.held._value.gradient_of == name:
+                    other.held = None
+        plain = self._recorder.copies.of_gradients
         for pair in self.pairs.pop(name, ()):
             if (memory := pair.memory) is not None:
                 memory.look()
                 memory.release(pair)
                 if not pair.is_ahead or pair.is_behind:
                     memory.remove(pair)
+                if memory.storage is not None and not memory.pairs:
+                    plain.pop(memory.storage.cdata, None)
             pair.part = None
-        plain = self._recorder.copies.of_gradients
-        for key in [key for key, memory in plain.items() if memory.is_gone() or not memory.pairs]:
-            del plain[key]
 
     # What happens to them.
 
     def note_written(self, lazy: LazyTensor) -> None:
         """The program has written into a recorded tensor, or into a view of it."""
         if not self._is_copying:
-            for pair in self._all():
+            for pair in self.pairs.get(lazy._value.gradient_of, ()):
                 if main_of(pair.gradient) is lazy:
                     pair.is_ahead = True
             if lazy._parts_of_gradients is not None:
@@ -191,8 +205,10 @@ class GradientMemory:
     def put_outside(self) -> None:
         """Gradients are written into, or a backward has been recorded: memory that another library may read at any
         time gets that now."""
-        for memory in list(self._recorder.copies.of_gradients.values()):
-            if memory.is_outside:
+        if self._is_any_outside:
+            outside = [memory for memory in self._recorder.copies.of_gradients.values() if memory.is_outside]
+            self._is_any_outside = bool(outside)
+            for memory in outside:
                 self.put_all(memory)
 
     @contextmanager
@@ -289,6 +305,7 @@ class GradientMemory:
                 self.put_all(memory)
                 if function in _GIVES_MEMORY:
                     memory.become_outside()
+                    self._is_any_outside = True
         for tensor in plain_in(written):
             if (memory := self._memory_of(tensor)) is not None:
                 memory.has_been_written()
