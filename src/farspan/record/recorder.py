@@ -313,7 +313,8 @@ class Recorder:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")
-        self.gradients.memory.put_outside()
+        if self.copies.of_gradients:
+            self.gradients.memory.put_outside()
 
     def next_graph(self) -> None:
         """Begin a new micro-batch, if the current one has begun at all."""

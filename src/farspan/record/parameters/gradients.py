@@ -240,7 +240,8 @@ class Gradients:
     def end_step(self) -> None:
         """An optimizer has stepped, or calls its closure."""
         self.forget()
-        self.memory.end_step()
+        if self.memory.pairs:
+            self.memory.end_step()
 
     def forget(self) -> None:
         """The gradients are other tensors now: a backward or an optimizer step has run."""
