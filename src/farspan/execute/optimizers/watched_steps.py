@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Mapping
@@ -311,8 +312,8 @@ def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
 
 
 def _run_recorded(engine: Engine, reason: str, optimizer: Optimizer) -> None:
-    memory = engine.recorder.gradients.memory
-    with memory.before_step(placed_in(optimizer, engine.recorder.placed) if memory.pairs else ()):
+    memory, placed = engine.recorder.gradients.memory, engine.recorder.placed
+    with memory.before_step(placed_in(optimizer, placed)) if memory.pairs else contextlib.nullcontext():
         if engine.recorder.has_pending():
             engine.flush(reason, ends_window=True)
         else:
@@ -335,8 +336,7 @@ def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
 def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_changed: bool) -> tuple[Any, Any]:
     """Wraps the closure that the optimizer (first argument) may get: what it does is recorded, and run at its end.
 
-    `has_changed`: whether the step may have written into parameters before it calls the closure for the first time. If
-    not, a slower rank may still read what it reads before the step.
+    `has_changed`: whether parameters may have changed before its first call; if not, slower ranks may still read them.
     """
 
     def wrap(closure: Any) -> Any:
