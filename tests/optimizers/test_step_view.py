@@ -131,6 +131,29 @@ def test_a_step_size_may_be_made_of_the_loss() -> None:
     _same(lambda model: Polyak(model.parameters()), 3, with_closure=True)
 
 
+def test_a_step_may_set_gradients_that_are_read_after_it() -> None:
+    class Averaged(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                average.mul_(0.9).add_(p.grad, alpha=0.1)
+                p.grad = average
+                p.sub_(p.grad, alpha=0.1)
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer, seen = Averaged(model.parameters(), {}), []
+        for shift in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X + shift), Y).backward()
+            optimizer.step()
+            seen.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).tolist())
+        return seen, weights(model)
+
+    same_everywhere(program)
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # SparseAdam makes sparse tensors
 def test_sparse_gradients_may_be_stepped(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:

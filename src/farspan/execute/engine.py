@@ -321,8 +321,8 @@ class Engine:
         """Returns a sparse gradient that is there: the own one itself, or a copy of another rank's."""
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
 
-    def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
-        self.events.set_gradient(placed.name, gradient)
+    def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None, *, is_owners: bool = False) -> None:
+        self.events.set_gradient(placed.name, gradient, is_owners=is_owners)
         set_gradient(self.masks, self.values.gradients, placed, gradient)
 
     def clear_gradients(self, items: Sequence[Placed]) -> None:

@@ -51,11 +51,17 @@ class Events:
         self._where: tuple[Position, Any] = ((0, 0), None)
         self._groups: weakref.WeakKeyDictionary[Optimizer, list[_Group]] = weakref.WeakKeyDictionary()
 
-    def set_gradient(self, name: str, gradient: Value | torch.Tensor | None) -> None:
-        """The program has set the gradient of a parameter; the last time counts, and not the order of parameters."""
+    def set_gradient(self, name: str, gradient: Value | torch.Tensor | None, *, is_owners: bool) -> None:
+        """The program has set the gradient of a parameter; the last time counts, and not the order of parameters.
+
+        Args:
+            name: Of the parameter.
+            gradient: None if it has none from now on.
+            is_owners: Whether its owner alone has the gradient, in an optimizer's step: others know where it is.
+        """
         if not self._gradients:
             self._where = (self._position(), find_where())
-        self._gradients[name] = () if gradient is None else _identity_of(gradient)
+        self._gradients[name] = () if gradient is None else (2,) if is_owners else _identity_of(gradient)
 
     def clear_gradients(self, names: Collection[str]) -> None:
         """The program has set the gradients of some parameters to None."""

@@ -304,10 +304,10 @@ class StepView(TorchFunctionMode):
         """`parameter.grad = gradient` in a step."""
         ranks = 0 if gradient is None else self.ranks_of([gradient])
         if gradient is not None and ranks and ranks != self._bits[placed.stage]:
-            gradient = self._broadcast([gradient])[0]
+            gradient, ranks = self._broadcast([gradient])[0], 0
         if type(gradient) is LazyTensor:
             gradient = self.data(gradient) if placed.is_owned else gradient
-        self.recorder.gradients.put(placed, gradient)
+        self.recorder.gradients.put(placed, gradient, is_owners=ranks != 0)
 
     def known_only(self, meta: Meta, stage: int) -> LazyTensor:
         """Returns a tensor without data that a rank of `stage` has: this rank knows its metadata only."""

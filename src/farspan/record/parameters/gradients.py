@@ -209,13 +209,15 @@ class Gradients:
         self._keep(placed.name)
         self.recorder.engine.accumulate(placed, gradient._value.data if type(gradient) is LazyTensor else gradient)
 
-    def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
-        """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
+    def put(self, placed: Placed, gradient: torch.Tensor | None, *, is_owners: bool) -> None:
+        """`param.grad = gradient` in an optimizer's step, where nothing waits to be run; `is_owners`: others only know
+        of the gradient."""
         self._views.pop(placed.name, None)
         self.memory.release(placed.name)
         gradient = self.recorder.deferred.computed(gradient)
         self._note_sparse(placed, gradient)
-        self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+        value = gradient._value if type(gradient) is LazyTensor else gradient
+        self.recorder.engine.set_gradient(placed, value, is_owners=is_owners)
 
     def _note_sparse(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """The program sets a gradient: a sparse one is the same tensor on every rank, as it is."""
