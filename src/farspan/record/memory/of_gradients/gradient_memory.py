@@ -118,10 +118,10 @@ class GradientMemory:
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
         self.pairs: dict[str, list[Pair]] = {}
-        """By parameter; empty in most programs."""
+        """The pairs of each gradient, by the name of its parameter; empty in most programs."""
         self._is_copying = False
         self._of_gradients: dict[str, Memory] = {}
-        """By parameter the memory that its gradient is, of which other gradients are parts."""
+        """The memory of gradients of which other gradients are parts, by the name of the parameter."""
         self._most_plain = 16
         """How many memories of plain tensors are known before those that are gone are forgotten."""
         self._is_any_outside = False
