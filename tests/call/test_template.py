@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from farspan.call.pytree.template import flatten, map_tensors, rebuild, shape_of_call
+from farspan.call.pytree.canonical import canonical
+from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild, shape_of_call
 
 
 class Pair(NamedTuple):
@@ -89,6 +90,19 @@ def test_sizes_are_in_the_shape_of_a_call_and_nothing_else_in_tuples_is() -> Non
 
 def test_one_and_true_and_one_point_zero_are_different_templates() -> None:
     assert len({flatten(value)[0] for value in (1, True, 1.0)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "other", "are_same"),
+    [(-0.0, 0.0, False), (-0.0, -0.0, True), (float("nan"), float("nan"), True), (complex(0, -0.0), 0j, False)],
+)
+def test_numbers_are_the_same_in_templates_if_their_bits_are(number: Any, other: Any, are_same: bool) -> None:
+    x = torch.ones(2)
+    one, another = flatten_arguments((x, number), {}), flatten_arguments((x, other), {})
+    assert (one[0] == another[0]) == are_same == (flatten(([number],))[0] == flatten(([other],))[0])
+    assert (shape_of_call((x, number), {}, []) == shape_of_call((x, other), {}, [])) == are_same
+    assert (canonical(one[0]) == canonical(another[0])) == are_same
+    assert repr(rebuild(one[0], [x])[0][1]) == repr(number)
 
 
 def test_a_tensor_that_appears_twice_is_one_slot() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from farspan.call.pytree.template import ById
+from farspan.call.pytree.by_id import ById
 from farspan.graph import Meta
 
 __all__ = ["canonical", "digest_of", "is_plain"]
@@ -78,6 +78,8 @@ def _write(item: Any, parts: list[bytes]) -> None:
         _put(b"e", f"{_qualified(kind)}.{item.name}".encode(), parts)
     elif kind is Meta:
         _write((item.shape, item.stride, item.dtype, item.device.type, item.requires_grad, item.is_parameter), parts)
+    elif kind is ById and type(item.value) in (float, complex):
+        _write(item.value, parts)
     elif kind is ById:
         _write_by_name(item.value, parts)
     elif isinstance(item, _NAMED):

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from farspan.call.pytree.by_id import ById, is_told_by_bits
 from farspan.call.pytree.construction import new_object, new_tuple, note_used, put_attribute
 
 __all__ = [
     "ATOM",
-    "ById",
     "Flattener",
     "Rebuilder",
     "can_describe",
@@ -49,30 +49,12 @@ _ATOMS: frozenset[type] = frozenset(
     }
 )  # fmt: skip
 _SIZES = frozenset({int})
+_FLOATING = frozenset({float, complex})
 _KEYS = frozenset({str, int, bool, bytes, float, tuple})
 _BY_IDENTITY = (
     torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
     types.ModuleType, np.ndarray, np.generic, functools.partial,
 )  # fmt: skip
-
-
-class ById:
-    """An object compared by identity, kept alive by the template."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ById) and other.value is self.value
-
-    def __repr__(self) -> str:
-        kind = type(self.value)
-        return f"<{kind.__module__}.{kind.__qualname__}>"
 
 
 class Flattener:
@@ -95,7 +77,7 @@ class Flattener:
     def walk(self, item: Any) -> Any:
         kind = type(item)
         if kind in _ATOMS:
-            return (ATOM, kind, item)
+            return (ATOM, kind, _by_value(kind, item))
         if isinstance(item, torch.Tensor):
             slot = self.slots.get(id(item))
             if slot is None:
@@ -172,6 +154,11 @@ class Flattener:
         return key if type(key) in _KEYS else ById(key)
 
 
+def _by_value(kind: type, item: Any) -> Any:
+    """Returns what stands for a plain value: `==` has to tell it from others."""
+    return ById(item) if kind in _FLOATING and is_told_by_bits(item) else item
+
+
 def slots_of(cls: type) -> list[str]:
     """Returns the attributes that a class keeps in slots of its own."""
     slots = cls.__dict__.get("__slots__", ())
@@ -235,7 +222,7 @@ def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[A
     for item in (*args, *kwargs.values()) if kwargs else args:
         kind = type(item)
         if kind in _ATOMS:
-            parts.append((kind, item))
+            parts.append((kind, _by_value(kind, item)))
         elif isinstance(item, torch.Tensor) and id(item) not in seen:
             seen.add(id(item))
             tensors.append(item)
@@ -256,7 +243,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     def part_of(item: Any) -> Any:
         kind = type(item)
         if kind in _ATOMS:
-            return (ATOM, kind, item)
+            return (ATOM, kind, _by_value(kind, item))
         if isinstance(item, torch.Tensor):
             part = slots.get(id(item))
             if part is None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from farspan.call.leaf import LeakError
-from farspan.call.pytree.template import ById
+from farspan.call.pytree.by_id import ById
 from farspan.call.side_effects.reachable import State
 from farspan.call.surroundings.code import code_of, content_of, globals_of
 

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from farspan.call.leaf import LeakError
+from farspan.call.pytree.by_id import ById
 from farspan.call.pytree.canonical import canonical, is_plain
-from farspan.call.pytree.template import ById
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.reachable import Glance, Names, State, are_same, is_same
 from farspan.call.surroundings.code import (

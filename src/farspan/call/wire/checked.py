@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from farspan.call.pytree.by_id import ById
 from farspan.call.pytree.construction import is_struct, maker_of
 from farspan.call.pytree.template import (  # fmt: skip
     _AGAIN,
@@ -29,7 +30,6 @@ from farspan.call.pytree.template import (  # fmt: skip
     _TENSOR,
     _TUPLE,
     ATOM,
-    ById,
 )
 from farspan.call.wire.known_classes import Known
 from farspan.errors import RecordError

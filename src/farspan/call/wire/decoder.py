@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from farspan.call.infer.entry import intern
-from farspan.call.pytree.template import ById
+from farspan.call.pytree.by_id import ById
 from farspan.call.wire.checked import damaged
 from farspan.call.wire.known_classes import Known
 from farspan.errors import RecordError

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from farspan.call.infer.entry import Entry
+from farspan.call.pytree.by_id import ById
 from farspan.call.pytree.construction import note_used
-from farspan.call.pytree.template import ById
 from farspan.call.side_effects.changes import ATTRIBUTES
 from farspan.call.wire.checked import Checker, damaged, is_tuple_of, nodes_of
 from farspan.call.wire.decoder import (  # fmt: skip

@@ -10,8 +10,9 @@ from torch import nn
 from farspan.call.draws.scope import active
 from farspan.call.leaf import Leaf
 from farspan.call.module_tables import has_user_hooks, signature_of
+from farspan.call.pytree.by_id import ById
 from farspan.call.pytree.canonical import canonical, is_plain
-from farspan.call.pytree.template import ById, map_tensors
+from farspan.call.pytree.template import map_tensors
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
