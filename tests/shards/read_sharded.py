@@ -146,6 +146,29 @@ def averaged(model: Any, group: int, found: Found) -> Iterator[None]:
                 item.copy_(ours)
 
 
+def put_in_place(model: Any, group: int, found: Found) -> Iterator[None]:
+    """Other data take the place of the parameters' (an average, parts of a vector) and go again; what a state
+    dictionary gives is written into."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    average = [item.detach().clone() for item in model.parameters()]
+    for begin in (0, 4):
+        yield from steps(model, group, found, optimizer, begin)
+        for ours, item in zip(average, model.parameters(), strict=True):
+            ours.lerp_(item.data, 0.5)
+        own = [item.data for item in model.parameters()]
+        vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+        for ways in (average, own):
+            for item, data in zip(model.parameters(), ways, strict=True):
+                item.data = data
+            found[f"placed {begin} {ways is own}"] = model(batches(7, group)[0][0]).sum().item()
+            found[f"own {begin} {ways is own}"] = sum(item.abs().sum().item() for item in own)
+        nn.utils.vector_to_parameters(vector * 0.9, model.parameters())
+        found[f"shorter {begin}"] = model(batches(7, group)[0][0]).sum().item()
+        for item in model.state_dict().values():
+            item.mul_(0.5)
+        found[f"written {begin}"] = sum(item.abs().sum().item() for item in model.parameters())
+
+
 def saved(model: Any, group: int, found: Found) -> Iterator[None]:
     """torch's own files, of one group alone, and loading them into the model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -213,6 +236,7 @@ CASES = {
     "written": GroupCase(net, written, HALVES),
     "inferred": GroupCase(Shifted, inferred, {"": "rank:1"}),
     "averaged": GroupCase(net, averaged, HALVES),
+    "put in place": GroupCase(net, put_in_place, HALVES),
     "saved": GroupCase(net, saved, HALVES),
     "asked": GroupCase(net, asked, HALVES),
     "twice": GroupCase(Twice, trained, {"": "rank:1"}),

@@ -53,7 +53,9 @@ def test_same_numbers_as_one_process_that_averages(num_ranks: int, kind: str, tm
     assert num_ranks > 2 or [each["parts"]["Together"] for each in found] == [1, 1]
 
 
-@pytest.mark.parametrize(("num_ranks", "names"), [(2, list(READS)), (4, ["attending", "written", "averaged", "asked"])])
+@pytest.mark.parametrize(
+    ("num_ranks", "names"), [(2, list(READS)), (4, ["attending", "written", "averaged", "put in place", "asked"])]
+)
 def test_parameters_that_are_away_are_what_they_were(num_ranks: int, names: list[str]) -> None:
     """Whoever uses them: modules in their own ways, a checkpoint that computes again, the program, one group alone."""
     finished = run_processes(num_ranks, READ, ["2 parameters", "", *names])

@@ -185,10 +185,10 @@ class Reduction:
             self._window = self._begin(additions)
             engine.executor.after_action = self._window.go_on
 
-    def begin_write(self, what: str) -> None:
-        """All groups are about to write into parameters, other than by a step."""
+    def begin_write(self, what: str, names: Sequence[str] | None = None) -> None:
+        """All groups are about to write into parameters, other than by a step: those of these names, or any."""
         if self.shards is not None:
-            self.shards.begin_write(what)
+            self.shards.begin_write(what, names)
 
     def end_write(self) -> None:
         """All groups have."""

@@ -129,12 +129,17 @@ class AwayParameters:
                 self._here_bytes -= data.numel() * data.element_size()
             return found
 
-    def begin_write(self, what: str) -> None:
-        """All groups are about to write into parameters; all ranks of all groups call it."""
+    def begin_write(self, what: str, names: Sequence[str] | None = None) -> None:
+        """All groups are about to write into parameters; all ranks of all groups call it.
+
+        Args:
+            what: Writes into them.
+            names: Those that are written; None: all may be.
+        """
         self.settle()
         with self._lock:
             self.may_write = True
-            self.fetch(list(self._items))
+            self.fetch([name for name in self._items if names is None or name in names])
         self._groups.agree(what)
 
     def settle(self) -> None:

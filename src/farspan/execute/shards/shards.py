@@ -66,10 +66,10 @@ class Shards:
         """Returns whether another group holds the data of a parameter."""
         return self._parameters is not None and self._parameters.is_away(item)
 
-    def begin_write(self, what: str) -> None:
-        """All groups are about to write into parameters."""
+    def begin_write(self, what: str, names: Sequence[str] | None = None) -> None:
+        """All groups are about to write into parameters: those of these names, or any."""
         if self._parameters is not None:
-            self._parameters.begin_write(what)
+            self._parameters.begin_write(what, names)
 
     def end_write(self) -> None:
         """All groups have written into parameters."""

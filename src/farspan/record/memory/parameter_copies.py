@@ -109,6 +109,7 @@ class Copies:
         self.refresh(used)
         if is_written:
             recorder.engine.barrier(reason)  # until now the others may have needed it as it was
+            recorder.engine.groups.begin_write(reason, [copy.placed.name for copy in written])
         return is_written
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,6 +120,7 @@ class Copies:
             for copy in self._of(tensor):
                 copy.epoch = self.epoch
                 self._put_back(copy, tensor.untyped_storage())
+        self._recorder.engine.groups.end_write()
 
     def _put_back(self, copy: _Copy, storage: Any) -> None:
         own = copy.placed.tensor

@@ -18,6 +18,7 @@ from farspan.record.memory.exchanged import become_plain, can_be_recorded, excha
 from farspan.record.memory.of_gradients.gradient_memory import Way, way_of
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
 from farspan.record.ops.views import is_shared, retake, root_of, taken
+from farspan.record.parameters.away import AwayParameter, real_of
 from farspan.record.parameters.gradient_property import recorder_of
 from farspan.record.parameters.parameter_values import alias_of, renew_aliases_of
 from farspan.record.tensor import LazyTensor
@@ -129,14 +130,16 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
         recorder.engine.flush(reason)
     recorder.copies.leave(placed)
     recorder.engine.barrier(reason)  # a slower rank may still read what is about to change
+    recorder.engine.groups.begin_write(reason, [placed.name])
     _keep_old_memory(recorder, placed)
     if is_lazy:
         data: Any = moved._value.data
         _become_parameter(recorder, main_of(value), placed, has_its_memory=keeps_memory)  # type: ignore[arg-type]
     else:
         data = _given_up(recorder, value, placed)
-    if placed.is_owned:
+    if placed.is_owned and type(placed.tensor) is not AwayParameter:  # what is away is set at its home
         _put_memory(placed, data)
+    recorder.engine.groups.end_write()
     recorder.engine.parameters_changed()
     renew_aliases_of(placed)
     if type(value) is torch.Tensor and not is_lazy:  # it could not be given up: others use its memory
@@ -177,7 +180,7 @@ def _keep_old_memory(recorder: Recording, placed: Placed) -> None:
     """Gives a parameter's old memory a name of its own: those who share it keep it."""
     meta = placed.meta
     plain = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
-    data = placed.tensor.detach() if placed.is_owned else None
+    data = real_of(placed.tensor).detach() if placed.is_owned else None
     old = LazyTensor.make(recorder.engine.new_sources([(plain, placed.stage, data)])[0], recorder)
     sharers = [item for reference in placed.aliases if (item := reference()) is not None]
     placed.aliases.clear()
