@@ -1,10 +1,11 @@
-"""Whether groups of ranks go on when others are killed, how long that takes, and with which numbers.
+"""Whether the ranks that are left go on when others are killed, how long that takes, and with which numbers.
 
     2 groups of 2 ranks    one kill in a run
     4 groups of 1 rank     three kills in a run, of which some come while the others recover from the one before
+    wide stages, 3 ranks   one or two kills in a run: members of one stage of three, of one of two in front of another
 
 A kill (SIGKILL) of a random rank comes at a random moment after a step. Its time is that until the next step that
-a rank which is left ends without the lost group.
+a rank which is left ends without the lost ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import statistics
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,72 +28,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
+from benchmarks.keep_going import wide  # noqa: E402
+from benchmarks.keep_going.runs import LONGEST_S, start, variables  # noqa: E402
 
 NUM_RANKS = 4
 BAR_S = 5.0
-LONGEST_S = 300.0
 LAST_STEP = 110
 """No kill comes later: steps are to follow."""
 TRAIN = Path(__file__).parent / "train.py"
 
 
-@dataclass(kw_only=True)
-class Run:
-    """A launcher, and what its ranks have said."""
-
-    process: subprocess.Popen[bytes]
-    pipe: int
-    pids: dict[int, int] = field(default_factory=dict)
-    steps: list[tuple[int, int, int, float]] = field(default_factory=list)
-    """Rank, step, number of groups, time."""
-    rest: bytes = b""
-
-    def listen(self, limit_s: float) -> bool:
-        """Take what the ranks say, or return after that time; False then, or when the launcher has ended."""
-        pidfd = os.pidfd_open(self.process.pid)
-        try:
-            ready = select.select([self.pipe, pidfd], [], [], max(0.0, limit_s))[0]
-        finally:
-            os.close(pidfd)
-        if self.pipe not in ready:
-            return False
-        *lines, self.rest = (self.rest + os.read(self.pipe, 1 << 16)).split(b"\n")
-        for line in lines:
-            kind, *words = line.decode().split()
-            if kind == "pid":
-                self.pids[int(words[0])] = int(words[1])
-            else:
-                self.steps.append((int(words[0]), int(words[1]), int(words[2]), float(words[3])))
-        return True
-
-    def listen_until(self, condition: Any, limit_s: float) -> bool:
-        end = time.monotonic() + limit_s
-        while not condition():
-            if not self.listen(end - time.monotonic()) and (time.monotonic() >= end or self.process.poll() is not None):
-                return bool(condition())
-        return True
-
-
-def variables() -> dict[str, str]:
-    found = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    found.pop("FARSPAN_RECORD", None)
-    return found
-
-
-def start(folder: Path, num_groups: int) -> Run:
-    pipe = folder / "pipe"
-    os.mkfifo(pipe)
-    command = [sys.executable, "-m", "farspan", "run", "-n", str(NUM_RANKS), "--keep-going", "--files", "all"]
-    command += ["--log-dir", str(folder / "logs"), str(TRAIN), "groups", str(folder), str(pipe), str(num_groups)]
-    opened = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, env=variables(), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    return Run(process=process, pipe=opened)
-
-
 def trial(folder: Path, num_groups: int, num_kills: int, chance: random.Random) -> list[dict[str, Any]]:
     """One run; a row for each kill."""
-    run, size = start(folder, num_groups), NUM_RANKS // num_groups
+    run = start(folder, NUM_RANKS, str(TRAIN), "groups", str(folder), "{pipe}", str(num_groups))
+    size = NUM_RANKS // num_groups
     alive = list(range(num_groups))
     gone: list[int] = []
     rows: list[dict[str, Any]] = []
@@ -148,36 +96,68 @@ def compare(folder: Path, num_groups: int, alive: list[int], gone: list[int]) ->
     return same
 
 
+def of_groups(kills: int, chance: random.Random) -> list[dict[str, Any]]:
+    """Runs with groups, until there have been so many kills."""
+    rows: list[dict[str, Any]] = []
+    number = 0
+    while len(rows) < kills:
+        num_groups = 2 if number % 2 == 0 else 4
+        most = min(num_groups - 1, kills - len(rows))
+        rows += watched(lambda folder, most=most, n=num_groups: trial(folder, n, most, chance))
+        number += 1
+    return rows
+
+
+def of_wide_stages(kills: int, chance: random.Random) -> list[dict[str, Any]]:
+    """Runs with wide stages, until there have been so many kills."""
+    rows: list[dict[str, Any]] = []
+    number = 0
+    while len(rows) < kills:
+        most = kills - len(rows)
+        rows += watched(lambda folder, most=most, n=number: wide.trial(folder, n, most, chance))
+        number += 1
+    return rows
+
+
+def watched(trial: Callable[[Path], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of a trial, which are shown."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        found = trial(folder)
+        print(*found, sep="\n", file=sys.stderr)
+        if any(not row["same"] for row in found):
+            print((folder / "output").read_text()[-4000:], file=sys.stderr)
+        return found or [{"time_s": None, "same": False, "why": "no kill"}]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def summary(what: str, rows: list[dict[str, Any]]) -> str:
+    times = [row["time_s"] for row in rows if row["time_s"] is not None]
+    nobody = [float("nan")]
+    return (
+        f"{what}: {len(times)} of {len(rows)} kills recovered, {sum(row['same'] for row in rows)} in runs with equal "
+        f"losses and state bit for bit; from a kill to the next step median {statistics.median(times or nobody):.2f} "
+        f"s, worst {max(times or nobody):.2f} s"
+    )
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="of all runs together")
+    parser.add_argument("--kills", type=int, default=20, help="of all runs of each kind together")
+    parser.add_argument("--kind", choices=["groups", "wide"], help="only this kind")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     num_kills = 2 if args.quick else args.kills
-    chance = random.Random(args.seed)
     rows: list[dict[str, Any]] = []
-    number = 0
-    while len(rows) < num_kills:
-        num_groups = 2 if number % 2 == 0 else 4
-        folder = Path(tempfile.mkdtemp())
-        try:
-            found = trial(folder, num_groups, min(num_groups - 1, num_kills - len(rows)), chance)
-            print(*found, sep="\n", file=sys.stderr)
-            if any(not row["same"] for row in found):
-                print((folder / "output").read_text()[-4000:], file=sys.stderr)
-            rows += found or [{"groups": num_groups, "time_s": None, "same": False, "why": "no kill"}]
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        number += 1
-    times = sorted(row["time_s"] for row in rows if row["time_s"] is not None)
-    num_same = sum(row["same"] for row in rows)
-    nobody = [float("nan")]
-    figure = (
-        f"{len(times)} of {len(rows)} kills recovered, {num_same} in runs with the losses and state of gloo's run bit "
-        f"for bit; from a kill to the next step median {statistics.median(times or nobody):.2f} s, worst "
-        f"{max(times or nobody):.2f} s"
-    )
-    finish(args, rows=rows, figure=figure, holds=len(times) == num_same == len(rows) and max(times) <= BAR_S)
+    figures: list[str] = []
+    for kind, what, runs in (("groups", "groups", of_groups), ("wide", "wide stages", of_wide_stages)):
+        if args.kind in (None, kind):
+            found = runs(num_kills, random.Random(args.seed))
+            rows += [{"kind": kind, **row} for row in found]
+            figures.append(summary(what, found))
+    holds = all(row["same"] and row["time_s"] is not None and row["time_s"] <= BAR_S for row in rows)
+    finish(args, rows=rows, figure="; ".join(figures), holds=holds)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="if a rank is lost, let the other groups of data_parallel go on in their processes",
+        help="if a rank is lost, let other groups (data_parallel), or members of wide stages, go on in their processes",
     )
     parser.add_argument(
         "--standby",

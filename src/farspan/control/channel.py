@@ -49,6 +49,7 @@ class SideChannel:
             to try if it differs or without. Called in the listener thread when the programs differ; must not block.
         raised: Set by the caller: an error of its program (`text.described`) which may be why the programs differ.
         failure: The first failure of another rank, else None.
+        has_told: Whether it has been raised in the thread of the program.
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
         late: Says who is late, and where they are.
@@ -76,6 +77,7 @@ class SideChannel:
         self.history: Callable[[int], Sequence[Entry]] | None = None
         self.raised: Header | None = None
         self.failure: FarspanError | None = None
+        self.has_told = self._all_finished = self._fail_noted = self._closed = False
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
         self.on_close: Callable[[], None] = lambda: None
         self.address, self.streams = link.address, link.streams
@@ -94,12 +96,9 @@ class SideChannel:
         """Answers to the questions that this rank has asked about others, by number; None before they come."""
         self._thread = threading.get_ident()
         """The one that runs the program."""
-        self._all_finished = False
         self._failing = threading.Lock()
         """Held while `on_failure` is called."""
         self._own_failure = ""
-        self._fail_noted = False
-        self._closed = False
         self.waits = Waits()
         self.late = LateRanks(rank, world_size, self._ask)
         link.listen(self._on_frame, self._on_end, self._on_turn)
@@ -299,6 +298,7 @@ class SideChannel:
 
     def _raise_if_stopped(self) -> None:
         if self.failure is not None:
+            self.has_told |= threading.get_ident() == self._thread
             raise fresh(self.failure)
         if self._own_failure:
             raise FarspanError("this rank has failed before", why=self._own_failure)
@@ -344,7 +344,7 @@ class SideChannel:
             self._show_history(header)
             return
         if kind == "failure":
-            self._set_failure(as_error(header))
+            self.take_failure(as_error(header))
             return
         if kind == "ended":
             self._calls.on_ended(header["rank"])
@@ -383,9 +383,10 @@ class SideChannel:
         with self._condition:
             self._fail_noted = True
             self._condition.notify_all()
-        self._set_failure(as_error(failure))
+        self.take_failure(as_error(failure))
 
-    def _set_failure(self, error: FarspanError) -> None:
+    def take_failure(self, error: FarspanError) -> None:
+        """Takes a failure of another rank, from wherever that is known."""
         with self._failing:
             with self._condition:
                 if self.failure is not None or self._own_failure or self._closed:

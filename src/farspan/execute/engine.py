@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,8 @@ from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
 from farspan.execute.agreement.step_start import StepStart
-from farspan.execute.data_axis.one_group import Groups, OneGroup
+from farspan.execute.copies.losses import Losses, Ran
+from farspan.execute.data_axis.one_group import Groups, NoLosses, OneGroup
 from farspan.execute.gradient_masks import GradientMasks, accumulate, clear_gradients, set_gradient
 from farspan.execute.process.console import Console
 from farspan.execute.slices.in_place import SlicesInPlace
@@ -38,12 +38,11 @@ from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.pace import Pace
 from farspan.execute.step.step_record import StepRecord
-from farspan.execute.teams import device_of, home_stages, settle_values, stage_number, stages_at
+from farspan.execute.teams import device_of, settings_of, settle_values, stage_number, stages_at
 from farspan.execute.values import SharedValues, ValueSlice
 from farspan.graph import Call, Graph, Meta, Value, release
 from farspan.plan import Team
 from farspan.program.cache import Programs
-from farspan.program.options import Settings
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.record.saving.reserved import fill_reserved
@@ -72,8 +71,7 @@ class Engine:
         self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
-        self.teams: list[Team] = []
-        """The team that runs each stage."""
+        self.teams: list[Team] = []  # who runs each stage
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(transport, self.rank, deadline_s, side)
         self.executor = self.plain_executor()
@@ -85,7 +83,9 @@ class Engine:
         self.num_flushes = 0
         self.last_step: StepRecord | None = None
         self.last_training_step: StepRecord | None = None
-        self._transport = transport
+        self.transport = transport
+        self.losses: Losses = NoLosses(self)
+        self.lost: FarspanError | None = None  # a loss that interrupts the step that runs
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
         self.masks = GradientMasks(self.rank, self.teams, self.parameters)
@@ -100,7 +100,7 @@ class Engine:
         self.slices = SlicesInPlace(self)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.teams)
         side.history = self._history.entries
-        side.on_failure = self._on_failure
+        side.on_failure = self.hear_failure
         side.place = lambda: self.executor.describe_place()
         recorder.engine = self
         self.seed_draws(seed)
@@ -115,8 +115,7 @@ class Engine:
         )
 
     def stage_number(self, team: Team, occurrence: int) -> int:
-        """Returns the number of the `occurrence`-th stage that `team` runs; models with the same team share its
-        stages."""
+        """Returns the number of the `occurrence`-th stage that `team` runs, in all models."""
         return stage_number(self.teams, team, occurrence)
 
     def stages_at(self, place: str) -> tuple[int, ...]:
@@ -140,7 +139,8 @@ class Engine:
         """
         for act in self.before_end:
             act()
-        self.side.finish(self.deadline_s, self._history.begin_end())
+        digest = self._history.begin_end()
+        self.losses.finish(lambda: self.side.finish(self.deadline_s, digest))
 
     @property
     def is_healthy(self) -> bool:
@@ -159,6 +159,7 @@ class Engine:
                 what is to happen when it is known.
             ends_window: Whether `average_gradients` is called next.
         """
+        self.losses.settle()
         self.check()
         fill_reserved()
         graphs = self.recorder.take_pending()
@@ -173,31 +174,13 @@ class Engine:
         began_ns = time.perf_counter_ns()
         draws = self.recorder.noted_draws.take()
         self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
-        start = StepStart(self.side, self._history, step, self.deadline_s, self.values.gradients)
-        has_backward = any(graph.backwards for graph in graphs)
-        changes = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
-        if changes or resolving is not None or self.recorder.runs_each_backward:
-            start.wait()  # a slower rank may still read what the step will change
-        elif not self.channels.checks_sizes(self.num_ranks):
-            start.announce()
-        self.channels.agree = start.wait
-        end = StepEnd(self, step, graphs, [position for _, _, position in draws])
-        with self.executing():
-            self.inputs.check(graphs)
-            self.executor.replicas.begin_step(ends_window=ends_window and has_backward)
-            program = self.programs.program_of(graphs, settings := self._settings())
-            end.begin()
-            self.groups.note(graphs, program, start.data, ends_window=ends_window)
-            is_foreseen = resolving is None or resolving[0].entry.is_foreseen
-            self.executor.run(program, end.interruption, start)
-            end.contribute(program)
-        self.check()  # a device may have waited too long for what has just been read from it
-        start.wait()
-        if reports := end.wait():
-            error = end.abort(program, reports)
-            if self.groups.has_begun:
-                self._fail(error)  # gradients of a step that has not run to its end are on their way
-            raise error
+        drawn_at, is_resolving = [position for _, _, position in draws], resolving is not None
+        is_foreseen = resolving is None or resolving[0].entry.is_foreseen
+        end, program, settings = self.losses.outlived(
+            graphs,
+            lambda: self._run(step, graphs, drawn_at, is_resolving=is_resolving, ends_window=ends_window),
+            is_resolving=is_resolving,
+        )
         with self.executing():
             end.go_on()
             if resolving is not None:
@@ -207,36 +190,41 @@ class Engine:
                 resolving[1]()
         self.executor.replicas.end_step(graphs, program.replicas)
         self.settle(graphs, program)
-        self.last_step = StepRecord(
-            number=step,
-            rank=self.rank,
-            num_micro_batches=program.num_micro_batches,
-            has_backward=has_backward,
-            began_ns=began_ns,
-            traces=tuple(self.executor.traces),
-            exchange=end.exchange,
-            schedule=program.schedule,
-            settings=settings,
-        )
-        if has_backward:
+        self.last_step = end.record(program, settings, began_ns)
+        if self.last_step.has_backward:
             self.last_training_step = self.last_step
         self.values.advance()
         self.recorder.cache.flushed()
         self.console.step_ended(self.last_step)
 
-    def _settings(self) -> Settings:
-        homes = home_stages(self.teams, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
-        return Settings(
-            teams=tuple(self.teams),
-            rank=self.rank,
-            num_ranks=self.num_ranks,
-            lookahead=self.lookahead,
-            home_stages=tuple(homes),
-            schedule=self.schedule,
-            least_weight_work_s=math.inf if self.recorder.hooks.are_there else self.least_weight_work_s,
-            gradient_reduction=self.gradient_reduction,
-            replicas=self.executor.replicas.known,
-        )
+    def _run(self, step: int, graphs: list[Graph], drawn_at: Any, *, is_resolving: bool, ends_window: bool) -> Ran:
+        """Runs this rank's part of a step, until all ranks have run theirs."""
+        start = StepStart(self.side, self._history, step, self.deadline_s, self.values.gradients)
+        has_backward = any(graph.backwards for graph in graphs)
+        changes = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
+        if changes or is_resolving or self.recorder.runs_each_backward:
+            start.wait()  # a slower rank may still read what the step will change
+        elif not self.channels.checks_sizes(self.num_ranks):
+            start.announce()
+        self.channels.agree = start.wait
+        end = StepEnd(self, step, graphs, drawn_at)
+        with self.executing():
+            self.inputs.check(graphs)
+            self.executor.replicas.begin_step(ends_window=ends_window and has_backward)
+            program = self.programs.program_of(graphs, settings := settings_of(self))
+            end.begin()
+            self.groups.note(graphs, program, start.data, ends_window=ends_window)
+            self.executor.run(program, end.interruption, start)
+            end.contribute(program)
+        self.check()  # a device may have waited too long for what has just been read from it
+        start.wait()
+        if reports := end.wait():
+            self.losses.has_raised()
+            error = end.abort(program, reports)
+            if self.groups.has_begun:
+                self._fail(error)  # gradients of a step that has not run to its end are on their way
+            raise error
+        return end, program, settings
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
@@ -245,9 +233,11 @@ class Engine:
         try:
             with without_modes_of(self.recorder), self.recorder.held_objects.as_recorded():
                 yield
-        except FarspanError as error:
-            self._fail(error)
         except Exception as error:
+            if self.losses.has_interrupted(error):
+                raise  # and goes on
+            if isinstance(error, FarspanError):
+                self._fail(error)
             if self.num_ranks == self.groups.num_groups == 1:
                 raise  # nobody waits for this rank
             if isinstance(error, TransferError):
@@ -269,28 +259,30 @@ class Engine:
             again = FarspanError(what, hint="start the program again")
             self._failure = error if isinstance(error, FarspanError) else again
             self._failed.set()
-            self._abort()
+            self.interrupt()
         raise error
 
-    def _abort(self) -> None:
+    def interrupt(self) -> None:
         """Ends all transfers: nothing goes from rank to rank any more."""
         self.values.pulls.abort()
         self.groups.abort()
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
-    def _on_failure(self, failure: FarspanError) -> None:
+    def hear_failure(self, failure: FarspanError) -> None:
         """Another rank failed (called in the listener thread): end this rank's transfers, so that it wakes."""
         if self._failure is None:
             self._failure = failure
         self._failed.set()
         self.values.halts.wake()
-        self._abort()
+        self.interrupt()
 
     def check(self) -> None:
         """Raise if this or another rank has failed."""
         if self._failure is not None:
             raise self._failure
+        if self.lost is not None:
+            raise self.lost
 
     def settle(self, graphs: Sequence[Graph], program: Program) -> None:
         """Releases what has run, but for what the program can still read or differentiate."""
@@ -323,15 +315,18 @@ class Engine:
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None, *, is_owners: bool = False) -> None:
         self.events.set_gradient(placed.name, gradient, is_owners=is_owners)
+        self.losses.change_gradients()
         set_gradient(self.masks, self.values.gradients, placed, gradient)
 
     def clear_gradients(self, items: Sequence[Placed]) -> None:
+        self.losses.clear_gradients(items)
         self.events.clear_gradients(
             clear_gradients(self.masks, self.values.gradients, [item for item in items if self.has_gradient(item)])
         )
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         self.groups.touch(placed)
+        self.losses.change_gradients()
         accumulate(self.masks, self.recorder, placed, gradient)
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
@@ -351,6 +346,9 @@ class Engine:
 
     def read(self, value: Value, part: ValueSlice | None = None) -> torch.Tensor:
         """Returns the data of a value, or `part` of another rank's; runs what is recorded if it is not yet known."""
+        return self.losses.asking(lambda: self._read(value, part))
+
+    def _read(self, value: Value, part: ValueSlice | None) -> torch.Tensor:
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
         if value.pending:
@@ -367,13 +365,15 @@ class Engine:
 
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
         """Returns the data of values that have been computed and that other ranks have: one request to each."""
-        return self.values.fetch([(value, self.owner_of(value)) for value in values])
+        return self.losses.asking(lambda: self.values.fetch([(value, self.owner_of(value)) for value in values]))
 
     def read_parameter(self, placed: Placed, memory: torch.Tensor | None = None) -> torch.Tensor:
-        return placed.tensor.detach() if placed.is_owned else self.values.read_parameter(placed, self.teams, memory)
+        return self.losses.asking(lambda: self.values.read_parameter(placed, self.teams, memory))
 
-    def parameters_changed(self) -> None:
-        """An optimizer step or a load is over: parameters have their new values."""
+    def parameters_changed(self, *, in_step: bool = False) -> None:
+        """An optimizer step, a load or a write (in a step that has run) is over: parameters have their new values."""
+        if not in_step:
+            self.losses.change()
         self.executor.replicas.forget()
         self.recorder.forget_parameter_values()
         self.values.advance()
@@ -384,12 +384,11 @@ class Engine:
         Raises:
             DivergenceError: Some of them are elsewhere.
         """
+        self.losses.settle()
         self.check()
         fill_reserved()
-        step = next(self._steps)
-        words = f"{what}, at {format_where(find_where())}"
-        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.noted_draws.take()))
-        self.side.wait_agreed(step, self.deadline_s)
+        words, draws = f"{what}, at {format_where(find_where())}", self.recorder.noted_draws.take()
+        self.losses.agree(next(self._steps), self._history.begin_barrier(words, key_of(what), draws))
         self._history.end()
 
     def owner_of(self, value: Value) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
 from farspan.errors import PlanError
 from farspan.graph import Graph
 from farspan.plan import Place, Team, Worker, format_place, format_places, parse_place
+from farspan.program.options import Settings
 
 __all__ = [
     "check_rank",
@@ -18,6 +21,7 @@ __all__ = [
     "device_of",
     "home_stages",
     "on_device",
+    "settings_of",
     "settle_values",
     "stage_number",
     "stage_of_inputs",
@@ -148,6 +152,37 @@ def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
     ]
 
 
+class _Planned(Protocol):
+    """An engine, as the settings of a step see it; `Engine` says what each attribute is."""
+
+    teams: list[Team]
+    rank: int
+    num_ranks: int
+    lookahead: int
+    schedule: str
+    gradient_reduction: str
+    least_weight_work_s: float
+    recorder: Any
+    executor: Any
+
+
+def settings_of(engine: _Planned) -> Settings:
+    """Returns the settings with which the program of the next step is made; may add stages to the engine's."""
+    recorder = engine.recorder
+    homes = home_stages(engine.teams, engine.num_ranks) if recorder.outside.is_used else []
+    return Settings(
+        teams=tuple(engine.teams),
+        rank=engine.rank,
+        num_ranks=engine.num_ranks,
+        lookahead=engine.lookahead,
+        home_stages=tuple(homes),
+        schedule=engine.schedule,
+        least_weight_work_s=math.inf if recorder.hooks.are_there else engine.least_weight_work_s,
+        gradient_reduction=engine.gradient_reduction,
+        replicas=engine.executor.replicas.known,
+    )
+
+
 def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
     """Returns the stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
     for number, known in enumerate(teams):
@@ -166,7 +201,7 @@ def settle_values(graphs: Sequence[Graph], teams: list[Team]) -> None:
 
     for segment in [segment for graph in graphs for segment in graph.segments if not teams[segment.stage].owns]:
         home = home_of(segment.stage, segment.turn)
-        for value in [value for call in segment.calls for value in call.outputs]:
+        for value in [value for call in segment.calls for value in call.outputs if value.stage == segment.stage]:
             value.stage = home
     waiting = [backward.stops.waiting for graph in graphs for backward in graph.backwards if backward.stops is not None]
     for stop in [stop for by_call in waiting for stops in by_call.values() for stop in stops]:

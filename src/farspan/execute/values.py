@@ -8,7 +8,7 @@ began is kept until the next one ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,12 +46,31 @@ class SharedValues:
         """By name, what this rank gives all others between two barriers."""
         self._kept: dict[tuple[int, int, int], Value] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
+        self.copies: Callable[..., list[torch.Tensor]] = lambda *names: []
+        """Returns what another rank keeps copies of: parameters and buffers, gradients, values of the latest step."""
         self.halts = Halts(side, deadline_s)
         self._progress = 0
         self._is_over = False
         self._progressed = threading.Condition()
         self.gradients = SharedGradients(parameters, self._progressed, has_others=side.world_size > 1)
-        self.pulls = Pulls(side, self._answer, deadline_s)
+        self._serve(side)
+
+    def leave(self) -> None:
+        """Ends what other ranks ask, who have begun to leave this world too."""
+        with self._progressed:
+            self._is_over = True
+            self._progressed.notify_all()
+
+    def join(self, side: SideChannel) -> None:
+        """Goes on in another world."""
+        self._is_over = False
+        self.side = side
+        self.halts.join(side)
+        self.ahead.forget()
+        self._serve(side)
+
+    def _serve(self, side: SideChannel) -> None:
+        self.pulls = Pulls(side, self._answer, self.deadline_s)
         side.serve(lambda request: self.pulls.listen() if "listen" in request else self.halts.answer(request))
 
     def advance(self) -> None:
@@ -126,6 +145,10 @@ class SharedValues:
             found.update(zip(theirs, data, strict=True))
         return found
 
+    def pull_copies(self, rank: int, *names: Any) -> list[torch.Tensor]:
+        """Ask `rank` for what `copies` returns there for these names."""
+        return self._ask(rank, "copies", names)[1]
+
     def pull_slice(self, rank: int, name: str) -> torch.Tensor:
         """Ask `rank` for a slice of a parameter that it owns, by name."""
         return self._pull_parameters(rank, [name])[0]
@@ -135,6 +158,8 @@ class SharedValues:
 
     def read_parameter(self, placed: Placed, teams: Sequence[Team], memory: torch.Tensor | None) -> torch.Tensor:
         """Another rank's parameter; in `memory`, if it is given."""
+        if placed.is_owned:
+            return placed.tensor.detach()
         owner = teams[placed.stage].leader.rank
         if memory is not None:
             return self._ask(owner, "parameters", [placed.name], memory)[1][0]
@@ -196,6 +221,8 @@ class SharedValues:
     def _tensors(self, request: dict[str, Any]) -> list[torch.Tensor]:
         if "parameters" in request:
             return [real_of(self.parameters[name].tensor) for name in request["parameters"]]
+        if "copies" in request:
+            return self.copies(*request["copies"])
         if "offered" in request:
             return [self.offered[request["offered"]]]
         if "kept" in request:

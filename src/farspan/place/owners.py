@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,9 +19,10 @@ from farspan.record.intercept import watch_module
 from farspan.record.parameters.gradient_property import watch_parameter
 from farspan.record.recording import Recording
 from farspan.record.surgery.derived import cut_from_parameters
+from farspan.record.surgery.real import become_real, without_weak_references
 from farspan.record.team.team_tensor import SplitStage
 from farspan.record.tensor import LazyTensor, StubParameter
-from farspan.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
+from farspan.torch_private import has_memory_of_its_own, has_other_users, tree_leaves
 
 __all__ = [
     "Move",
@@ -33,7 +32,6 @@ __all__ = [
     "moves",
     "place",
     "repartition",
-    "without_weak_references",
 ]
 
 
@@ -180,7 +178,7 @@ def repartition(
         for move in found:
             item = move.item
             if move.is_needed:
-                _become_real(item, data[item.name])
+                become_real(item, data[item.name].clone())
             if move.stage is None:
                 item.tensor.data = item.tensor.data.to(item.meta.device)
                 del recorder.placed[id(item.tensor)]
@@ -239,17 +237,6 @@ def _make_leaves(model: nn.Module, recorder: Recording, plan: ModelPlan, prefix:
     recorder.keep_alive.append((model, leaves))
 
 
-@contextlib.contextmanager
-def without_weak_references(model: nn.Module) -> Iterator[None]:
-    """Recurrent modules hold some to their weights, which would get in the way of the stubs."""
-    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    for module in recurrent:
-        module._flat_weight_refs = []
-    yield
-    for module in recurrent:
-        module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
-
-
 def _placed(name: str, tensor: torch.Tensor, plan: ModelPlan, stage: int, *, is_parameter: bool) -> Placed:
     return Placed(name, plan.stages[stage], tensor, meta_of(tensor), plan.is_mine(stage), is_parameter, type(tensor))
 
@@ -274,13 +261,3 @@ def _settle(item: Placed, plan: ModelPlan, stage: int, recorder: Recording) -> N
             hint="call farspan.distribute(model) earlier: right after the model is built",
         ) from error
     vars(tensor).update(vars(stub))  # what the program has written on the parameter
-
-
-def _become_real(item: Placed, data: torch.Tensor) -> None:
-    """Let a tensor with data take the place of a stub."""
-    tensor = item.tensor
-    assert type(tensor) is StubParameter
-    real = tensor_of_class(item.kind, data.clone(), requires_grad=tensor.requires_grad)
-    written = {name: value for name, value in vars(tensor).items() if name not in StubParameter.__annotations__}
-    torch.utils.swap_tensors(tensor, real)
-    vars(tensor).update(written)

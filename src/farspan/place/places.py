@@ -8,12 +8,13 @@ from farspan.call.remat.repeated_blocks import repeated_blocks
 from farspan.execute.engine import Engine
 from farspan.execute.teams import team_at
 from farspan.place.mesh.tensor import split_stages
-from farspan.place.owners import ModelPlan, place, without_weak_references
+from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
 from farspan.plan import Homes, Plan, Resolved, Team, layouts_of, parse_places, resolve, resolve_remat
 from farspan.profile import keepers, tied
+from farspan.record.surgery.real import without_weak_references
 from farspan.record.team.team_tensor import SplitStage
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 

@@ -93,11 +93,11 @@ class GroupChannel(SideChannel):
 
     def end(self, error: FarspanError) -> None:
         """Takes from the launcher that nothing goes on; called in the thread that listens to it."""
-        super()._set_failure(error)
+        super().take_failure(error)
 
     def lose(self, error: RemoteError) -> None:
         """Takes from the launcher the loss of a rank of the channel of all; called there too."""
-        self.everybody._set_failure(error)
+        self.everybody.take_failure(error)
 
     def _hear(self, error: FarspanError) -> None:
         """A failure that all groups hear of; called in the listener thread of the channel of all ranks."""
@@ -107,9 +107,9 @@ class GroupChannel(SideChannel):
         if rank is not None:  # as this group counts; -1 stands for a rank of another one
             error.rank = rank % self.world_size if rank // self.world_size == self.number else -1  # type: ignore[attr-defined]
         self.wake()
-        super()._set_failure(error)
+        super().take_failure(error)
 
-    def _set_failure(self, error: FarspanError) -> None:
+    def take_failure(self, error: FarspanError) -> None:
         """A failure that this group's hub has found; called in this channel's listener thread."""
         patience_s = 0.0 if isinstance(error, DivergenceError) else _SAID_S
         everybody = self.everybody
@@ -119,7 +119,7 @@ class GroupChannel(SideChannel):
             )
         if not has_said and self.failure is None and not self._closed:
             everybody.fail(self._named(error))
-        super()._set_failure(error)
+        super().take_failure(error)
 
     def _named(self, error: BaseException) -> BaseException:
         """Returns the error, which says also how its ranks are counted."""

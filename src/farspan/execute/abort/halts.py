@@ -33,6 +33,12 @@ class Halts:
         self._known: dict[int, Place] = {}
         """For each step a place behind which nothing runs on any rank."""
 
+    def join(self, side: SideChannel) -> None:
+        """Goes on in another world."""
+        self.side = side
+        self.places.clear()
+        self._known.clear()
+
     def place_in(self, step: int) -> Place | None:
         """Returns where `step` ends, as far as this rank knows; None if it goes on to its end."""
         return self.places.get(step)

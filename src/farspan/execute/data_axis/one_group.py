@@ -1,9 +1,9 @@
-"""The data axis of a program whose ranks are one group: nothing is averaged."""
+"""A program whose ranks are one group: nothing is averaged, and all ranks end when one is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from farspan.graph import Graph
     from farspan.program.program import Program
 
-__all__ = ["Groups", "OneGroup", "Sharding"]
+__all__ = ["Groups", "NoLosses", "OneGroup", "Sharding"]
+
+_T = TypeVar("_T")
 
 
 class Sharding(Protocol):
@@ -95,3 +97,38 @@ class OneGroup:
 
     def mean(self, result: Any) -> Any:
         return result
+
+
+class NoLosses:
+    """All ranks end when one is lost."""
+
+    may_be_outlived = False
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def settle(self) -> None: ...
+
+    def has_interrupted(self, error: Exception) -> bool:
+        return False
+
+    def outlived(self, graphs: Sequence[Graph], run: Callable[[], _T], *, is_resolving: bool) -> _T:
+        return run()
+
+    def has_raised(self) -> None: ...
+
+    def agree(self, step: int, digest: int) -> None:
+        self._engine.side.start(step, digest)
+        self._engine.side.wait_agreed(step, self._engine.deadline_s)
+
+    def asking(self, ask: Callable[[], _T]) -> _T:
+        return ask()
+
+    def finish(self, finish: Callable[[], None]) -> None:
+        finish()
+
+    def clear_gradients(self, items: Sequence[Placed]) -> None: ...
+    def change_gradients(self) -> None: ...
+    def change(self) -> None: ...
+    def change_state(self, optimizer: Optimizer) -> None: ...
+    def step(self, optimizer: Optimizer, placed: Sequence[Placed], *, has_closure: bool) -> None: ...

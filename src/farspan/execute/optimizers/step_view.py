@@ -73,7 +73,7 @@ class StepView(TorchFunctionMode):
         self.recorder = engine.recorder
         self._placed = engine.recorder.placed
         self.me = 1 << engine.rank
-        self._bits: list[int] = []
+        self._bits = [1 << team.leader.rank for team in engine.teams]
         """A bit mask for each stage, with the bit of the rank that owns its parameters."""
         self._writes: set[Any] = set()
         """Functions that have been seen to write into their first argument, and to return it as it is."""

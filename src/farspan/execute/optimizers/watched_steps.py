@@ -89,6 +89,7 @@ def _set_state(optimizer: Optimizer, state: Any) -> None:
     optimizer.__dict__["state"] = state
     engine = current_engine()
     if engine is not None:
+        engine.losses.change_state(optimizer)
         engine.values.optimizers.stepped.discard(optimizer)
 
 
@@ -100,13 +101,13 @@ def _show(engine: Engine, optimizer: Optimizer) -> None:
 
 
 def _show_all(engine: Engine, optimizer: Optimizer) -> None:
-    steps = engine.values.optimizers
+    steps, shards = engine.values.optimizers, engine.groups.shards
     number = steps.number_of(optimizer)
-    shards = engine.groups.shards
     if number is not None and shards is not None and shards.is_divided(optimizer):
         shards.gather(optimizer)
         steps.stepped.add(optimizer)
     if number is not None and optimizer in steps.stepped:
+        engine.losses.change_state(optimizer)
         steps.stepped.discard(optimizer)
         show_to_all(engine, optimizer, number)
 
@@ -197,6 +198,7 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
     engine.values.optimizers.add(optimizer)
     engine.values.optimizers.stepped.add(optimizer)
     _shares(engine).has_loaded(engine, optimizer)
+    engine.losses.change_state(optimizer)
     if engine.groups.shards is not None:
         engine.groups.shards.has_loaded(optimizer, placed_in(optimizer, engine.recorder.placed))
     engine.parameters_changed()
@@ -219,8 +221,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     engine.recorder.hooks.check_step(placed)
     if not engine.recorder.is_in_optimizer:
         what = "step(), with hooks," if _shares(engine).needs_hooks_everywhere(optimizer) else "step()"
-        digest = engine.events.step(optimizer, what, engine.recorder.placed)
-        engine.groups.note_step(optimizer, digest)
+        engine.groups.note_step(optimizer, engine.events.step(optimizer, what, engine.recorder.placed))
         if engine.groups.outside is not None:
             engine.groups.outside.add(_outside(engine, optimizer))
     steps = engine.values.optimizers
@@ -237,8 +238,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     is_as_left = optimizer in steps.stepped
     _begin(engine, optimizer)
     steps.depth = 1
-    has_closure = _has_closure(args, kwargs)
-    shards = engine.groups.shards
+    shards, has_closure = engine.groups.shards, _has_closure(args, kwargs)
     share = None if shards is None else shards.take(optimizer, placed)
     if share is None:
         share = _shares(engine).take(engine, optimizer, placed, is_as_left=is_as_left, has_closure=has_closure)
@@ -265,8 +265,7 @@ def _average_outside(engine: Engine, optimizer: Optimizer) -> None:
 
 def _begin(engine: Engine, optimizer: Optimizer) -> None:
     """Turns what the optimizer keeps into what its step sees."""
-    steps = engine.values.optimizers
-    steps.add(optimizer)
+    (steps := engine.values.optimizers).add(optimizer)
     show_to_step(engine, optimizer, is_as_left=optimizer in steps.stepped)
     steps.stepped.add(optimizer)
 
@@ -378,6 +377,7 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             engine.recorder.leave_optimizer()
             if engine.groups.shards is not None:
                 engine.groups.shards.end(placed)
+            engine.losses.step(optimizer, placed, has_closure=_has_closure(args, kwargs))
             engine.parameters_changed()
             if engine.recorder.splitting.stages:
                 engine.slices.has_stepped(optimizer, placed, is_share=is_share and not keeps_beside_state(optimizer))

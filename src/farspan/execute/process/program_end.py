@@ -80,8 +80,8 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         except FarspanError as error:
             fail_at_end(error)  # the program has ended well by itself, but the ranks did not do the same
         engine.groups.close()
-        if router is not None:
-            router.close()
+        if isinstance(engine.transport, Router):
+            engine.transport.close()
         remove_files()
         engine.values.close()
         is_over_well = not has_raised and engine.is_healthy

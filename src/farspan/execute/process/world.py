@@ -19,6 +19,7 @@ from farspan.comm.router import Router
 from farspan.control.channel import SideChannel
 from farspan.errors import PlanError
 from farspan.execute.agreement.agreement import Agreement
+from farspan.execute.copies.start import keep_copies
 from farspan.execute.data_axis.num_groups import check_num_groups, check_same_groups
 from farspan.execute.data_axis.recovery.start import keep_going
 from farspan.execute.data_axis.reduction import Reduction
@@ -164,6 +165,9 @@ def _set_up(seed: int | None, num_groups: int | Callable[[int], int], network: N
             num_groups = int(agreement.broadcast("the number of groups", chosen.encode(), 0))
         if num_groups == 1:
             engine, router = _engine_of(network, side, recorder, seed, limit_s)
+            if settings.flag("KEEP_GOING", default=False) and network.launcher == "run":
+                assert isinstance(network, SocketNetwork)
+                keep_copies(engine, network.peers, network.address, limit_s)
         else:
             engine, router = _engine_in_group(network, agreement, num_groups, recorder, seed, limit_s)
         engine.compare_generators()

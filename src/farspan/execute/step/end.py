@@ -9,11 +9,13 @@ from farspan.execute.abort.aborted import end_aborted, report_of
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.exchange import Exchange, PaceNote
+from farspan.execute.step.step_record import StepRecord
 from farspan.graph import Graph, Value
 from farspan.record.parameters.outside_tensors import go_on
 
 if TYPE_CHECKING:
     from farspan.execute.running import Running
+    from farspan.program.options import Settings
     from farspan.program.program import Program
 
 __all__ = ["StepEnd", "changes_state"]
@@ -68,6 +70,21 @@ class StepEnd:
                 self.engine.pace.add(self.exchange.paces())
             self._take_masks()
         return reports
+
+    def record(self, program: Program, settings: Settings, began_ns: int) -> StepRecord:
+        """Returns the record of the step, which has run."""
+        engine = self.engine
+        return StepRecord(
+            number=self.step,
+            rank=engine.rank,
+            num_micro_batches=program.num_micro_batches,
+            has_backward=self._has_backward,
+            began_ns=began_ns,
+            traces=tuple(engine.executor.traces),
+            exchange=self.exchange,
+            schedule=program.schedule,
+            settings=settings,
+        )
 
     def go_on(self) -> None:
         """Go on with the backwards in what lies outside the model."""

@@ -42,6 +42,7 @@ class Membership:
         world: The ranks of the start.
         group: Of this rank.
         num_groups: Number of groups.
+        needed_for: Why nothing can go on without this rank; "" if others have all that it has.
 
     Attributes:
         on_lost: Called in the listener thread with ranks that are lost, some or all of which are in the world.
@@ -51,7 +52,9 @@ class Membership:
         OSError: The launcher does not listen.
     """
 
-    def __init__(self, folder: str, rank: int, *, world: Sequence[int], group: int, num_groups: int) -> None:
+    def __init__(
+        self, folder: str, rank: int, *, world: Sequence[int], group: int, num_groups: int, needed_for: str = ""
+    ) -> None:
         self.rank = rank
         self.world = World(generation=0, ranks=world, states=())
         self.on_lost: Callable[[Sequence[int]], None] = lambda ranks: None
@@ -66,8 +69,13 @@ class Membership:
         self._coming: World | None = None
         self._condition = threading.Condition()
         self._lines = connect_to(folder)
-        self._lines.send({"is": "member", "rank": rank, "group": group, "num_groups": num_groups})
+        self._place = {"is": "member", "rank": rank, "group": group, "num_groups": num_groups}
+        self.say_needed(needed_for)
         threading.Thread(target=self._listen, name=f"farspan-member-{rank}", daemon=True).start()
+
+    def say_needed(self, needed_for: str) -> None:
+        """Says why nothing can go on without this rank; "" if others have all that it has."""
+        self._lines.send({**self._place, "needed_for": needed_for})
 
     def suspect(self, rank: int) -> None:
         """Says that the connection with a rank is lost: it is to be ended if it still runs."""
@@ -77,6 +85,11 @@ class Membership:
         """Returns whether a rank of the world is known to be lost."""
         with self._condition:
             return self._is_broken()
+
+    def is_lost(self, rank: int) -> bool:
+        """Returns whether a rank is known to be lost."""
+        with self._condition:
+            return rank in self._lost
 
     def wait_broken(self, patience_s: float) -> bool:
         """Returns whether it becomes known in time that a rank of the world is lost, and that this one goes on.

@@ -1,6 +1,6 @@
 """Decides, as a pure state machine, which ranks go on after a loss: a message or an end comes in, messages go out.
 
-    a rank says        member   group, num_groups     it has joined a group
+    a rank says        member   group, num_groups, needed_for    it has joined a group; why it cannot be done without
                        ready    state                 it has stopped at a place from which a new world can go on
                        store    where                 as the first of a new world: its store is there
     the ranks hear     lost     ranks, why            these will not come back
@@ -9,7 +9,7 @@
                        over     why                   nothing can go on
 
 A group of which a rank is lost is lost as a whole. The run goes on as long as one group is whole, if every rank has
-said to which group it belongs.
+said to which group it belongs. Where others have copies of what a rank has, it is a group of its own.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Members:
         self.over = ""
         self._group_of: dict[int, int] = {}
         self._num_groups = 0
+        self._needed_for: dict[int, str] = {}
+        """Why nothing can go on without a rank."""
         self._left: set[int] = set()
         """Ranks whose program has ended well."""
         self._ready: dict[int, Any] = {}
@@ -65,6 +67,7 @@ class Members:
         kind = message["is"]
         if kind == "member":
             self._group_of[rank], self._num_groups = int(message["group"]), int(message["num_groups"])
+            self._needed_for[rank] = str(message.get("needed_for", ""))
         elif kind == "ready":
             if self.over:
                 return [Outgoing([rank], {"is": "over", "why": self.over})]
@@ -116,7 +119,9 @@ class Members:
         if self._left:
             return "the programs of others are over"
         if len(self._group_of) < self.num_ranks:
-            return "the ranks are not divided into groups (data_parallel)"
+            return "the ranks are not divided into groups (data_parallel), and have no copies of what others have"
+        if self._needed_for[rank]:
+            return self._needed_for[rank]
         lost_group = self._group_of[rank]
         if all(self._group_of[other] == lost_group for other in self.staying):
             return "no other group is left"

@@ -66,6 +66,7 @@ class Watch:
 
     def __init__(self, engine: Engine, model: nn.Module, hold_s: float, *, may_replan: bool) -> None:
         self.engine = engine
+        self.num_ranks = engine.num_ranks
         self.model = model
         self.may_replan = may_replan
         self._first_hold_s = self._hold_s = hold_s
@@ -121,9 +122,14 @@ class Watch:
         if self._step_over in self.engine.after_step:
             self.engine.after_step.remove(self._step_over)
 
+    def _is_alone(self) -> bool:
+        """Returns whether there is no other model, and the ranks are those of the start."""
+        engine = self.engine
+        return list(engine.recorder.roots) == [id(self.model)] and engine.num_ranks == self.num_ranks
+
     def _note(self, steps: Sequence[Sequence[PaceNote]]) -> None:
         """Steps have run."""
-        if list(self.engine.recorder.roots) != [id(self.model)]:
+        if not self._is_alone():
             self.engine.pace.begin(None)
             return
         for notes in steps if self._change is None else ():
@@ -138,7 +144,7 @@ class Watch:
     def _step_over(self) -> None:
         """An optimizer has stepped, on every rank."""
         change, engine = self._change, self.engine
-        if list(engine.recorder.roots) != [id(self.model)]:
+        if not self._is_alone():
             self._forget_change()
             engine.pace.begin(None)
             return

@@ -262,6 +262,6 @@ def write_parameters(
         recorder.engine.flush("a parameter is written")
     finally:
         recorder.is_writing = False
-    recorder.engine.parameters_changed()
+    recorder.engine.parameters_changed(in_step=True)
     renew_aliases(tensors)
     return result

@@ -24,10 +24,10 @@ from farspan.record.memory.of_gradients.gradient_memory import GradientMemory, W
 from farspan.record.memory.twins import put_value
 from farspan.record.ops.views import read_view, refresh
 from farspan.record.tensor import LazyTensor
-from farspan.torch_private import DisableTorchFunction
+from farspan.torch_private import DisableTorchFunction, raw_grad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
@@ -76,6 +76,11 @@ class Gradients:
             self.memory.bring([placed])
         return view
 
+    def is_kept(self, placed: Placed) -> bool:
+        """Returns whether the program still has a tensor that it has got before the latest backward."""
+        kept = self._kept.get(placed.name)
+        return kept is not None and kept() is not None
+
     def in_slices(self) -> list[Any]:
         """Returns the gradients of all parameters in slices that have one."""
         names = self.recorder.splitting.matrices.owned.slices
@@ -93,6 +98,11 @@ class Gradients:
         for name in names:
             if (kept := self._kept.get(name)) is not None and kept() is not None:
                 self.get(self.recorder.engine.parameters[name])
+
+    def renew(self, items: Mapping[str, Placed]) -> None:
+        """Parameters have come to this rank, which were another one's, with their gradients."""
+        for name in [name for name in self._views if name in items]:
+            self._views[name]._value.data = raw_grad(items[name].tensor)
 
     def come_home(self, names: Iterable[str]) -> None:
         """Let the gradients in slices that the program has got be those of whole parameters, which are here."""

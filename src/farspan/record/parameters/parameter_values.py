@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,6 +64,12 @@ class ParameterValues:
             if not is_fixed:
                 self._values[id(placed)] = value
         return value
+
+    def renew(self, items: Mapping[str, Placed]) -> None:
+        """Parameters have come to this rank, which were another one's."""
+        for value in self._values.values():
+            if value.name in items:
+                value.data = items[value.name].tensor
 
     def forget(self) -> None:
         """A step has ended, or parameters were written: from now on they are new sources."""

@@ -194,7 +194,8 @@ class Saver:
         side = self.side  # to the end: that of other ranks would wait for another save
         saved.failure = self._failure_of(task, side)
         heard = side.failure
-        if saved.failure is not None and self._engine.groups.outlives_losses:
+        outlives = self._engine.groups.outlives_losses or self._engine.losses.may_be_outlived
+        if saved.failure is not None and outlives:
             saved.is_of_lost = isinstance(heard, RemoteError) and heard.is_loss
         if saved.is_of_lost:
             saved.failure = CheckpointError(
