@@ -169,6 +169,16 @@ def put_in_place(model: Any, group: int, found: Found) -> Iterator[None]:
         found[f"written {begin}"] = sum(item.abs().sum().item() for item in model.parameters())
 
 
+def drawn(model: Any, group: int, found: Found) -> Iterator[None]:
+    """Weights are drawn anew, by the program: the same in all groups."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    yield from steps(model, group, found, optimizer)
+    torch.manual_seed(7)
+    for item in model.parameters():
+        nn.init.normal_(item)
+    found["drawn"] = [item.flatten()[0].item() for item in model.parameters()]
+
+
 def saved(model: Any, group: int, found: Found) -> Iterator[None]:
     """torch's own files, of one group alone, and loading them into the model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -180,7 +190,6 @@ def saved(model: Any, group: int, found: Found) -> Iterator[None]:
     yield from steps(model, group, found, optimizer, 4)
     model.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
     found["loaded"] = sum(item.sum().item() for item in model.state_dict().values())
-    yield from steps(model, group, found, optimizer, 8)
 
 
 def asked(model: Any, group: int, found: Found) -> Iterator[None]:
@@ -237,6 +246,7 @@ CASES = {
     "inferred": GroupCase(Shifted, inferred, {"": "rank:1"}),
     "averaged": GroupCase(net, averaged, HALVES),
     "put in place": GroupCase(net, put_in_place, HALVES),
+    "drawn": GroupCase(net, drawn, HALVES),
     "saved": GroupCase(net, saved, HALVES),
     "asked": GroupCase(net, asked, HALVES),
     "twice": GroupCase(Twice, trained, {"": "rank:1"}),

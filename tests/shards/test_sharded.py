@@ -54,7 +54,8 @@ def test_same_numbers_as_one_process_that_averages(num_ranks: int, kind: str, tm
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "names"), [(2, list(READS)), (4, ["attending", "written", "averaged", "put in place", "asked"])]
+    ("num_ranks", "names"),
+    [(2, list(READS)), (4, ["attending", "written", "averaged", "put in place", "drawn", "asked"])],
 )
 def test_parameters_that_are_away_are_what_they_were(num_ranks: int, names: list[str]) -> None:
     """Whoever uses them: modules in their own ways, a checkpoint that computes again, the program, one group alone."""

@@ -59,3 +59,20 @@ def test_shapes_of_others_sizes_and_dtypes() -> None:
         return flat.norm().item(), alike, seldom, X[:, :5].reshape_as(y).tolist(), y[:1].expand_as(y).tolist()
 
     same_everywhere(program, 2)
+
+
+def test_a_parameter_in_the_shape_of_another_tensor_is_written_where_it_is() -> None:
+    """A view of that kind reached the parameter's memory, which other ranks do not have (`orthogonal_`)."""
+
+    def program(model: nn.Module, distribute: Any) -> Any:
+        distribute(model)
+        weight = next(item for item in model.parameters() if item.dim() == 2)
+        torch.manual_seed(0)
+        nn.init.orthogonal_(weight)
+        with torch.no_grad():
+            weight.reshape_as(weight.detach().flatten()).mul_(0.5)
+        loss = model(X).sum() + (weight.view_as(weight) * torch.ones(1, 1).expand_as(weight)).sum()
+        loss.backward()
+        return loss.item(), weight.grad.tolist(), [item.tolist() for item in model.parameters()]
+
+    same_everywhere(program, 2)

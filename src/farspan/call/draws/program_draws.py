@@ -186,7 +186,7 @@ class ProgramDraws:
         is_borrowed = default is not self.generator
         with GENERATORS, kept((default,)) if is_borrowed else contextlib.nullcontext():
             self._go_to(place, call)
-            is_of_group = self.group > 0 and place.end is not None
+            is_of_group = self.group > 0 and place.end is not None and not place.is_same_in_groups
             if is_of_group:
                 default.manual_seed(seed_of((key_of(self.name), zlib.crc32(bytes(self._start.numpy())), 0)))
             in_python = None if place.end is not None else states_in_python()

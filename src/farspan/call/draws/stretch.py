@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Place:
     """The place in a stretch at which a call draws."""
 
-    __slots__ = ("end", "has_moved", "moves", "start", "state", "stretch")
+    __slots__ = ("end", "has_moved", "is_same_in_groups", "moves", "start", "state", "stretch")
 
     def __init__(self, stretch: Stretch, start: Point, moves: Moves | None, end: Point | None) -> None:
         self.stretch = stretch
@@ -46,6 +46,8 @@ class Place:
         """The generator's state after a call whose end only a run could tell; at the owner, once it has run."""
         self.has_moved = False
         """True if it has moved that generator, or Python's or numpy's."""
+        self.is_same_in_groups = False
+        """True if it is the program itself that draws, and not the model."""
 
 
 class Stretch:

@@ -112,12 +112,14 @@ def _apply(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     read, kwargs = map_tensors((args, kwargs), read_data)
     data = read[0].detach().clone().requires_grad_(args[0].requires_grad)
     function(data, *read[1:], **kwargs)
-    return args[0].copy_(data)
+    return recorder.dispatch(_T.copy_, (args[0], data), {})
 
 
 def _like_another(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     """Takes `x.view_as(other)`: of `other` the shape is all that counts."""
-    return _LIKE_ANOTHER[function](args[0], (kwargs.get("other") if len(args) < 2 else args[1]).shape)
+    given = args[0], (kwargs.get("other") if len(args) < 2 else args[1]).shape
+    is_plain = type(args[0]) is torch.Tensor and id(args[0]) not in recorder.placed
+    return _LIKE_ANOTHER[function](*given) if is_plain else recorder.dispatch(_LIKE_ANOTHER[function], given, {})
 
 
 _LIKE_ANOTHER: dict[Any, Any] = {_T.view_as: _T.view, _T.reshape_as: _T.reshape, _T.expand_as: _T.expand}
