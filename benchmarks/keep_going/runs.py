@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from benchmarks.recovery.words import Heard
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 300.0
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(Heard):
     """A launcher, and what its ranks have said."""
 
-    process: subprocess.Popen[bytes]
-    pipe: int
     pids: dict[int, int] = field(default_factory=dict)
     steps: list[tuple[int, int, int, float]] = field(default_factory=list)
     """Rank, step, number of groups, time."""
-    rest: bytes = b""
 
-    def listen(self, limit_s: float) -> bool:
-        """Take what the ranks say, or return after that time; False then, or when the launcher has ended."""
-        pidfd = os.pidfd_open(self.process.pid)
-        try:
-            ready = select.select([self.pipe, pidfd], [], [], max(0.0, limit_s))[0]
-        finally:
-            os.close(pidfd)
-        if self.pipe not in ready:
-            return False
-        *lines, self.rest = (self.rest + os.read(self.pipe, 1 << 16)).split(b"\n")
-        for line in lines:
-            kind, *words = line.decode().split()
-            if kind == "pid":
-                self.pids[int(words[0])] = int(words[1])
-            else:
-                self.steps.append((int(words[0]), int(words[1]), int(words[2]), float(words[3])))
-        return True
-
-    def listen_until(self, condition: Any, limit_s: float) -> bool:
-        end = time.monotonic() + limit_s
-        while not condition():
-            if not self.listen(end - time.monotonic()) and (time.monotonic() >= end or self.process.poll() is not None):
-                return bool(condition())
-        return True
+    def take(self, kind: str, words: list[str]) -> None:
+        if kind == "pid":
+            self.pids[int(words[0])] = int(words[1])
+        else:
+            self.steps.append((int(words[0]), int(words[1]), int(words[2]), float(words[3])))
 
 
 def variables() -> dict[str, str]:

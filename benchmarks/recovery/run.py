@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import statistics
@@ -30,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
+from benchmarks.recovery.words import Heard  # noqa: E402
 
 LAYERS = ("disk", "memory", "standby")
 NUM_RANKS = 4
@@ -41,44 +41,22 @@ LONGEST_S = 120.0
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(Heard):
     """A launcher, and what its ranks have said."""
 
-    process: subprocess.Popen[bytes]
-    pipe: int
     pids: dict[int, dict[int, int]] = field(default_factory=dict)
     """By the number of the start, and rank."""
     steps: list[tuple[int, int, float]] = field(default_factory=list)
     """Number of the start, step, time."""
     begun: dict[int, float] = field(default_factory=dict)
     """By the number of the start, when the first of its processes has run the script."""
-    rest: bytes = b""
 
-    def listen(self, limit_s: float) -> bool:
-        """Take what the ranks say, or return after that time; False then, or when the launcher has ended."""
-        pidfd = os.pidfd_open(self.process.pid)
-        try:
-            ready = select.select([self.pipe, pidfd], [], [], max(0.0, limit_s))[0]
-        finally:
-            os.close(pidfd)
-        if self.pipe not in ready:
-            return False
-        *lines, self.rest = (self.rest + os.read(self.pipe, 1 << 16)).split(b"\n")
-        for line in lines:
-            kind, *words = line.decode().split()
-            if kind == "pid":
-                self.pids.setdefault(int(words[0]), {})[int(words[1])] = int(words[2])
-                self.begun.setdefault(int(words[0]), time.monotonic())
-            else:
-                self.steps.append((int(words[0]), int(words[1]), float(words[2])))
-        return True
-
-    def listen_until(self, condition: Any, limit_s: float) -> bool:
-        end = time.monotonic() + limit_s
-        while not condition():
-            if not self.listen(end - time.monotonic()) and (time.monotonic() >= end or self.process.poll() is not None):
-                return bool(condition())
-        return True
+    def take(self, kind: str, words: list[str]) -> None:
+        if kind == "pid":
+            self.pids.setdefault(int(words[0]), {})[int(words[1])] = int(words[2])
+            self.begun.setdefault(int(words[0]), time.monotonic())
+        else:
+            self.steps.append((int(words[0]), int(words[1]), float(words[2])))
 
 
 def start(kind: str, folder: Path, steps: int, num_kills: int) -> Run:

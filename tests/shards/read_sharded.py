@@ -170,7 +170,7 @@ def put_in_place(model: Any, group: int, found: Found) -> Iterator[None]:
 
 
 def drawn(model: Any, group: int, found: Found) -> Iterator[None]:
-    """Weights are drawn anew, by the program: the same in all groups."""
+    """The program initialises weights again: they are the same in all groups."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     yield from steps(model, group, found, optimizer)
     torch.manual_seed(7)

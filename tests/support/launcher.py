@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import farspan
 
-__all__ = ["LAUNCH", "READY", "SOURCE", "TIMEOUT_S", "Job", "is_running", "wait_until"]
+__all__ = ["LAUNCH", "READY", "SOURCE", "TIMEOUT_S", "Job", "is_running", "keep_going", "wait_until"]
 
 SOURCE = Path(farspan.__file__).parents[1]
 TIMEOUT_S = 200.0
@@ -96,3 +97,18 @@ def is_running(pid: int) -> bool:
         return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def keep_going(
+    folder: Path, num_ranks: int, script: Sequence[str], options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script under `farspan run --keep-going`, with its logs in the folder; returns how it ended."""
+    command = [sys.executable, "-m", "farspan", "run", "-n", str(num_ranks), "--keep-going", *options]
+    return subprocess.run(
+        [*command, "--log-dir", f"{folder}/logs", *script],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.data_axis.recovery import lose_a_group
-from tests.support.launcher import SOURCE, TIMEOUT_S
+from tests.support.launcher import keep_going
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are tied to the launcher there")
 
@@ -22,15 +21,7 @@ def run(
 ) -> tuple[subprocess.CompletedProcess[str], dict[int, Any]]:
     folder.mkdir()
     script = [str(Path(lose_a_group.__file__)), str(folder), str(num_groups), *map(str, kills)]
-    command = [sys.executable, "-m", "farspan", "run", "-n", str(num_ranks), "--keep-going", *options]
-    done = subprocess.run(
-        [*command, "--log-dir", f"{folder}/logs", *script],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-    )
+    done = keep_going(folder, num_ranks, script, options)
     found = {number: folder / f"group{number}" for number in range(num_groups)}
     return done, {number: json.loads(path.read_text()) for number, path in found.items() if path.exists()}
 

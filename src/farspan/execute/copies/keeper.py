@@ -23,6 +23,7 @@ from farspan.execute.copies.heirs import heirs_of
 from farspan.execute.copies.kept import KeptCopies
 from farspan.execute.copies.renumber import leave, renumber
 from farspan.execute.teams import settle_values
+from farspan.launch.membership import CAUSE_S, ProgramsOverError
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
@@ -38,12 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Keeper"]
 
 _T = TypeVar("_T")
-_CAUSE_S = 10.0
-"""How long the launcher may take to say who is lost: it sees a process end as soon as the others do."""
-
-
-class _ProgramsOverError(Exception):
-    """All others have ended their programs."""
 
 
 class Keeper:
@@ -164,7 +159,7 @@ class Keeper:
                         raise
                     try:
                         self._recover()
-                    except _ProgramsOverError:
+                    except ProgramsOverError:
                         return
 
     @contextlib.contextmanager
@@ -241,7 +236,7 @@ class Keeper:
         is_heard = self._is_lost is not None or (isinstance(heard, RemoteError) and heard.is_loss)
         may_be_loss = isinstance(error, TransferError) or is_heard
         try:
-            return membership.wait_broken(_CAUSE_S if may_be_loss else 0.0)
+            return membership.wait_broken(CAUSE_S if may_be_loss else 0.0)
         except RemoteError:
             return False
 
@@ -293,20 +288,18 @@ class Keeper:
             if self._is_lost is None:  # what failed was a transfer: threads that wait in the channel are to hear why
                 self._hear_lost([rank for rank in self._ranks if membership.is_lost(rank)])
             world = membership.form(self._num_committed, engine.deadline_s)
-            if not world.ranks:
-                raise _ProgramsOverError
             leave(engine)
             try:
                 side, router = self._worlds.form(world)
                 lost = [number for number, rank in enumerate(self._ranks) if rank not in world.ranks]
-                why_not = self._agree_to_go_on(side, lost, max(map(int, world.states)))
+                num_committed = max(map(int, world.states))
+                why_not = self._agree_to_go_on(side, lost, num_committed)
                 break
             except (FarspanError, RuntimeError):
-                if not membership.wait_broken(_CAUSE_S):
+                if not membership.wait_broken(CAUSE_S):
                     raise
         if why_not:
             self._end_all(side, lost, why_not)
-        num_committed = max(map(int, world.states))
         left = [number for number, rank in enumerate(self._ranks) if rank in world.ranks]
         heirs = self._heirs()
         is_committed = num_committed > self._num_committed

@@ -77,7 +77,7 @@ class KeptCopies:
     def forget(self) -> None:
         """Nothing is kept any more; all is to be brought."""
         self._tensors: dict[str, torch.Tensor] = {}
-        """By name; gradients are theirs."""
+        """The copies of parameters and buffers, by name. The `grad` of a copy is the copy of its gradient."""
         self._states: dict[int, dict[str, Any]] = {}
         """By number of an optimizer and name of a parameter."""
         self._are_tensors_known = self._are_gradients_known = False

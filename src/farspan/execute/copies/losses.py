@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class Losses(Protocol):
-    """What the engine asks of it."""
+    """The protocol of what the engine does together with other ranks, one of which may be lost meanwhile."""
 
     @property
     def may_be_outlived(self) -> bool: ...

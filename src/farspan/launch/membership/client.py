@@ -15,7 +15,14 @@ from typing import Any
 from farspan.errors import DeadlineError, RemoteError
 from farspan.launch.membership.lines import connect_to
 
-__all__ = ["Membership", "World"]
+__all__ = ["CAUSE_S", "Membership", "ProgramsOverError", "World"]
+
+CAUSE_S = 10.0
+"""How long the launcher may take to say who is lost: it sees a process end as soon as the others do."""
+
+
+class ProgramsOverError(Exception):
+    """All others have ended their programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +31,7 @@ class World:
 
     Attributes:
         generation: Its number; the world of the start is 0.
-        ranks: As the launcher counts them, ascending; none where the programs are over.
+        ranks: As the launcher counts them, ascending.
         states: What each of them has said when it was ready.
     """
 
@@ -112,6 +119,7 @@ class Membership:
         Raises:
             RemoteError: Nothing goes on, or this rank does not.
             DeadlineError: Some rank has not come in time.
+            ProgramsOverError: The others have ended their programs.
         """
         with self._condition:
             self._coming = None
@@ -127,6 +135,8 @@ class Membership:
                     hint="look at the ranks' logs; FARSPAN_DEADLINE=seconds allows longer waits",
                 )
             self.world = self._coming
+            if not self.world.ranks:
+                raise ProgramsOverError
             return self.world
 
     def publish_store(self, address: str, port: int) -> None:

@@ -35,7 +35,7 @@ def answer_drawing(
         graph.note_path(call.path)
         return answer(recorder, call, entry, tensors, given)
     call.draws = place = recorder.draws.place_of(entry.draws)
-    if recorder.frame is recorder.root and entry.mutated:  # weights that are drawn anew (`torch.nn.init`)
+    if recorder.frame is recorder.root and entry.mutated:  # as `torch.nn.init` does
         is_weight = any(id(tensors[number]) in recorder.placed for number in entry.mutated)
         has_gradient = call.modes[0] and any(meta.requires_grad for meta in entry.metas)
         place.is_same_in_groups = is_weight or not has_gradient

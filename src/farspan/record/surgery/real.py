@@ -22,9 +22,12 @@ def without_weak_references(model: nn.Module) -> Iterator[None]:
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for module in recurrent:
         module._flat_weight_refs = []
-    yield
-    for module in recurrent:
-        module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
+    try:
+        yield
+    finally:
+        for module in recurrent:
+            held = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
+            module._flat_weight_refs = held
 
 
 def become_real(item: Placed, data: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from farspan.call.draws.frame import key_of
 from farspan.comm.transport import TransferError
 from farspan.errors import FarspanError, RemoteError
+from farspan.launch.membership import CAUSE_S, ProgramsOverError
 
 if TYPE_CHECKING:
     from farspan.control.groups.group_channel import GroupChannel
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Recovery"]
 
 _T = TypeVar("_T")
-_CAUSE_S = 10.0
-"""How long the launcher may take to say who is lost: it sees a process end as soon as the others do."""
-
-
-class _ProgramsOverError(Exception):
-    """All others have ended their programs."""
 
 
 class Recovery:
@@ -125,7 +120,7 @@ class Recovery:
             except FarspanError as error:
                 try:
                     self._recover(error)
-                except _ProgramsOverError:
+                except ProgramsOverError:
                     return
 
     # Losses.
@@ -153,12 +148,10 @@ class Recovery:
         heard = self._channel.everybody.failure
         may_be_loss = isinstance(error, TransferError) or (isinstance(heard, RemoteError) and heard.is_loss)
         while True:
-            if not self._membership.wait_broken(_CAUSE_S if may_be_loss else 0.0):
+            if not self._membership.wait_broken(CAUSE_S if may_be_loss else 0.0):
                 raise error
             self._is_leaving = True  # who closes its end of this world's channel is not lost
             world = self._membership.form(self.num_committed, self._deadline_s)
-            if not world.ranks:
-                raise _ProgramsOverError
             try:
                 self._regroup.form(world)
             except (FarspanError, RuntimeError) as other:
