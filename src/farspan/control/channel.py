@@ -5,6 +5,7 @@ All methods are thread-safe. Waits sleep on one condition that the listener thre
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -211,14 +212,11 @@ class SideChannel:
         """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"there is no rank {rank} among {self.world_size}")
-
-        def to_do() -> str:
-            return f"to answer {clip_head(json.dumps(request), 120)}"
-
-        with self.waits.until(to_do, {"rank": rank}):
+        to_do = f"to answer {clip_head(json.dumps(request), 120)}"
+        with self.waits.until(lambda: to_do, {"rank": rank}):
             answer = self._calls.ask(rank, request, deadline_s)
         if answer is None:
-            late = self.late.describe(deadline_s, to_do(), {"rank": rank})
+            late = self.late.describe(deadline_s, to_do, {"rank": rank})
             self.check(rank, 0)
             raise late
         return answer
@@ -289,10 +287,11 @@ class SideChannel:
     def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
         """Waits, holding the condition; returns whether it came true in time. Raises the failure at once, whatever is
         ready."""
-        self._condition.wait_for(
-            lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
-            min(deadline_s, threading.TIMEOUT_MAX),
-        )
+        with contextlib.nullcontext() if ready() else self._link.waiting():
+            self._condition.wait_for(
+                lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
+                min(deadline_s, threading.TIMEOUT_MAX),
+            )
         self._raise_if_stopped()
         return ready()
 

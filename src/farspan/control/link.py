@@ -26,6 +26,7 @@ from farspan.control.wire import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from farspan.control.wire import Buffer, Header
 
@@ -78,6 +79,10 @@ class Link(Protocol):
         """Sends a frame; from any thread. Where the connection is gone, `on_end` tells, not this."""
         ...
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Entered while the program waits for a frame, which may come sooner for it."""
+        ...
+
     def is_listener(self) -> bool:
         """Returns whether the calling thread is the one that calls `on_frame`."""
         ...
@@ -124,6 +129,9 @@ class LoopLink:
             for message in self._hub.on_message(0, header, payload):
                 if message.to is None or 0 in message.to:
                     self._on_frame(Frame(message.header, message.payload))
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def is_listener(self) -> bool:
         return True
@@ -179,6 +187,9 @@ class SocketLink:
                 self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             _log.debug("side channel: sending %r: %s", header.get("t"), error)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the listener sleeps until it comes
 
     def is_listener(self) -> bool:
         return threading.current_thread() is self._thread

@@ -11,6 +11,7 @@ import torch
 from tests.comm.mpi.fake_mpi import FakeMpi
 from tests.comm.mpi.ranks import in_threads, progresses
 
+from farspan.comm.mpi import progress as moving_messages
 from farspan.comm.mpi.progress import Progress
 from farspan.comm.mpi.side import Port, open_ends
 from farspan.comm.pulls.pulls import Pulls
@@ -88,6 +89,24 @@ def test_programs_that_differ_and_one_that_ends_early() -> None:
                 act(LONG_S)
 
         in_threads(2, end)
+
+
+def test_what_the_program_waits_for_is_looked_after_however_long_a_rank_that_computes_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moving_messages, "_ALONE", (LONG_S, LONG_S))
+    with channels(2) as sides:
+        pulls = [Pulls(side, lambda request: ({"asked": request["name"]}, []), LONG_S) for side in sides]
+
+        def run(rank: int) -> list[bytes]:
+            _wait(sides[rank])
+            if rank == 1:  # the other one waits for the gather meanwhile
+                assert pulls[1].pull(0, {"name": "x"})[0] == {"asked": "x"}
+            sides[rank].contribute("part", b"%d" % rank)
+            return sides[rank].gathered("part", LONG_S)
+
+        assert in_threads(2, run, limit_s=0.5 * LONG_S) == [[b"0", b"1"]] * 2
+        monkeypatch.undo()
 
 
 def test_a_rank_asks_another_one() -> None:

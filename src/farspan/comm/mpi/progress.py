@@ -1,19 +1,21 @@
-"""Moves all MPI messages of one process: whoever waits looks after them, else one thread does.
+"""Moves all MPI messages of one process: whoever waits for a transfer looks after them, else one thread does.
 
     small messages    control plane and pulls: one communicator, any source; each goes to the box of its tag
     tensors, sums     requests that a transport has begun, tested until they are over
 
 MPI has no event to sleep on: no descriptor, no callback, and a blocking wait of Open MPI spins. So both look and pause
-in turns. A pause is short after something has happened, and the longer the longer nothing has; figures are in
-docs/design/2026-11-25-mpi.md and 2026-11-27-mpi-looks-less.md.
+in turns. A pause is short after something has happened, and the longer the longer nothing has. The thread's are long,
+for a look takes time from what the rank computes, but while the program waits for a message (`hurrying`). Figures are
+in docs/design/2026-11-25-mpi.md and 2026-11-28-mpi-hurries-for-who-waits.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from farspan.comm.transport import TransferError
@@ -25,11 +27,9 @@ Box = Callable[[int, bytearray], None]
 
 _SPIN_S = 40e-6
 """How long a wait looks again and again before it pauses: about what waking up costs."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30e-6, 300e-6
-"""Pauses of a thread that waits for a transfer; each is half as long again as the one before."""
-_SHORTEST_S, _LONGEST_S = 150e-6, 1e-3
-"""Pauses of the thread that looks while nobody waits: after something has come, ended or begun; each is half as long
-again as the one before, for each look takes time from what the rank computes.
+_WAITED_FOR, _ALONE = (30e-6, 300e-6), (1e-3, 8e-3)
+"""The shortest and the longest pause while the program waits, and while it computes, from which each look takes time.
+The first one comes after something has come, ended or begun; each is half as long again as the one before.
 """
 _ENDING_S = 1.0
 """How long `close` waits for what is still on its way."""
@@ -147,6 +147,9 @@ class Progress:
         self.is_aborted = False
         self._is_closing = False
         self._wake = threading.Event()
+        self._waiting = threading.Lock()
+        self._num_waiting = 0
+        """How many threads of the program wait for what the thread brings."""
         self._thread = threading.Thread(target=self._run, name="farspan-mpi", daemon=True)
         self._thread.start()
 
@@ -192,7 +195,7 @@ class Progress:
             TimeoutError: It is not in time.
         """
         now = time.monotonic()
-        end, spin_end, pause_s = now + deadline_s, now + _SPIN_S, _FIRST_PAUSE_S
+        end, spin_end, pause_s = now + deadline_s, now + _SPIN_S, 0.0
         while not posted.is_over:
             self.look()
             if posted.is_over:
@@ -201,8 +204,20 @@ class Progress:
             if now >= end:
                 raise TimeoutError(f"a transfer with rank {posted.peer} has not ended in {deadline_s:g} s")
             if now >= spin_end:
+                pause_s = _next_pause_s(pause_s, _WAITED_FOR)
                 time.sleep(min(pause_s, end - now))  # nothing in MPI can be waited for without a core
-                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+    @contextlib.contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Lets the thread look as often as who waits for a transfer: the program waits for what it brings."""
+        with self._waiting:
+            self._num_waiting += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            with self._waiting:
+                self._num_waiting -= 1
 
     def look(self) -> bool:
         """Take what has come, and see what has ended; returns whether there was anything. Waits for nothing."""
@@ -220,7 +235,7 @@ class Progress:
         end = time.monotonic() + _ENDING_S
         while self._posted and time.monotonic() < end:
             self.look()
-            time.sleep(_SHORTEST_S)
+            time.sleep(_ALONE[0])
         self._is_closing = True
         self._wake.set()
         self._thread.join()
@@ -260,10 +275,17 @@ class Progress:
             box(source, data)
 
     def _run(self) -> None:
-        pause_s = _SHORTEST_S
+        pause_s = 0.0
         while not self._is_closing:
             if self.look():
-                pause_s = _SHORTEST_S
+                pause_s = 0.0
                 continue
             self._wake.clear()
-            pause_s = _SHORTEST_S if self._wake.wait(pause_s) else min(1.5 * pause_s, _LONGEST_S)
+            pause_s = _next_pause_s(pause_s, _WAITED_FOR if self._num_waiting else _ALONE)
+            if self._wake.wait(pause_s):
+                pause_s = 0.0
+
+
+def _next_pause_s(pause_s: float, bounds: tuple[float, float]) -> float:
+    shortest_s, longest_s = bounds
+    return min(max(1.5 * pause_s, shortest_s), longest_s)

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from farspan.comm.mpi.progress import Posted, Progress
 from farspan.comm.mpi.streams import MpiStreams
@@ -57,6 +58,9 @@ class Port:
 
     def post(self, rank: int, way: int, frame: bytes) -> Posted | None:
         return self._progress.post(self._first + rank, self._first_tag + way, frame)
+
+    def hurrying(self) -> AbstractContextManager[None]:
+        return self._progress.hurrying()
 
     def streams(self) -> MpiStreams:
         return MpiStreams(self._progress, self._first_tag + _STREAMS, self._first)
@@ -196,6 +200,9 @@ class MpiLink:
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
         self._port.post(self._host, _UP, b"".join(encode(header, payload, spare_bytes=_SPARE_BYTES)))
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._port.hurrying()
 
     def is_listener(self) -> bool:
         return threading.current_thread() is self._thread

@@ -8,11 +8,13 @@ opener                                                       other rank
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import struct
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 from farspan.comm.mpi.progress import Posted, Progress
 from farspan.control.wire import Buffer
@@ -57,7 +59,8 @@ class Stream:
             if self._has_ended or self._is_shut:
                 return 0
             try:
-                data = self._arrived.get(timeout=self._timeout_s)
+                with self._waiting():
+                    data = self._arrived.get(timeout=self._timeout_s)
             except queue.Empty:
                 raise TimeoutError(f"nothing came from rank {self.peer} in {self._timeout_s:g} s") from None
             self._has_ended = data is None
@@ -66,6 +69,10 @@ class Stream:
         target[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Entered while it waits for bytes: who has opened it waits for an answer, the other end for a question."""
+        return self._streams.hurrying() if self.key[0] == self._streams.rank else contextlib.nullcontext()
 
     def sendmsg(self, buffers: Iterable[Buffer]) -> int:
         """Sends the beginning of some bytes; returns how many.
@@ -120,7 +127,7 @@ class MpiStreams:
         self._progress = progress
         self._tag = tag
         self._first = first
-        self._rank = progress.rank - first
+        self.rank = progress.rank - first
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._open: dict[tuple[int, int], Stream] = {}
@@ -130,7 +137,7 @@ class MpiStreams:
 
     def connect(self, rank: int) -> Stream:
         """Opens a stream to a rank."""
-        stream = Stream(self, rank, (self._rank, next(self._numbers)))
+        stream = Stream(self, rank, (self.rank, next(self._numbers)))
         with self._lock:
             self._open[stream.key] = stream
         self.post(stream, _OPEN, b"")
@@ -139,6 +146,9 @@ class MpiStreams:
     def serve(self, accept: Callable[[int, Stream], None]) -> None:
         """Hand streams that others open to `accept`, which must not block."""
         self._accept = accept
+
+    def hurrying(self) -> AbstractContextManager[None]:
+        return self._progress.hurrying()
 
     def post(self, stream: Stream, kind: int, data: bytes) -> Posted | None:
         opener, number = stream.key
