@@ -142,7 +142,44 @@ def memory_of_another_model(model: Any) -> Any:
     return [*seen, weights(model)]
 
 
+def state_held_while_memory_goes_and_comes(model: Any) -> Any:
+    """Two state dictionaries are the memory that the parameters had when they were made, also while these have other
+    memory, and are written by either of them or by what the program has kept of it."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first, second, seen = model.state_dict(), model.state_dict(), []
+
+    def see(*more: Tensor) -> None:
+        seen.append([item.tolist() for item in (*first.values(), *second.values(), *more)])
+
+    step(model, optimizer)
+    old = [p.data for p in model.parameters()]
+    row, head = old[0][1], model.head.weight
+    for p in model.parameters():
+        p.data = p.data * 2
+    see()
+    old[0].mul_(3)
+    old[-1][:2] = 1.0
+    see(*old, row)
+    step(model, optimizer)
+    copies = [item.clone() for item in old]
+    for item in first.values():
+        item.mul_(0.5)
+    see(*copies, *old, row)
+    row.zero_()
+    see(*old)
+    for p, item in zip(model.parameters(), old, strict=True):
+        p.data = item
+    see(row)
+    step(model, optimizer)
+    see(row)
+    head.data = torch.ones_like(head)
+    second["head.weight"].add_(1.0)
+    see(head)
+    return seen, weights(model)
+
+
 STORIES = [
+    state_held_while_memory_goes_and_comes,
     average_that_is_applied_and_restored,
     moving_average_of_gradients,
     aliases,

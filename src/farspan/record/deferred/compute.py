@@ -13,7 +13,7 @@ from farspan.call.modes import apply_modes
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import Value
 from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, size_of, sources_of, viewed_by
-from farspan.torch_private import without_modes_of
+from farspan.torch_private import DisableTorchFunction, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
@@ -65,8 +65,10 @@ class Computing:
         """Compute several calls, with one request to each rank that has something of what they take."""
         sources = dict.fromkeys(value for call in calls for value in sources_of(call, is_to_compute=True))
         far = [value for value in sources if value.data is None and value.ticket is None and value not in self._fetched]
-        for value, data in self.recorder.engine.fetch([each for each in far if size_of(each) <= MOST_BYTES]).items():
-            self._keep(value, data)
+        with DisableTorchFunction():
+            fetched = self.recorder.engine.fetch([each for each in far if size_of(each) <= MOST_BYTES])
+            for value, data in fetched.items():
+                self._keep(value, data)
         for call in calls:
             self.compute(call)
 
@@ -98,7 +100,10 @@ class Computing:
         if self.can_compute(item):
             return item.call.results[item.index]  # type: ignore[union-attr]
         known = self._fetched.get(item)
-        return self._keep(item, self.recorder.engine.read(item)) if known is None else known
+        if known is not None:
+            return known
+        with DisableTorchFunction():  # it is no use of the program's
+            return self._keep(item, self.recorder.engine.read(item))
 
     def _keep(self, value: Value, data: torch.Tensor) -> torch.Tensor:
         """Keep what was fetched, laid out as the program's tensor; expanded dimensions share their memory there."""

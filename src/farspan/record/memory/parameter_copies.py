@@ -5,7 +5,8 @@ brought up to date when they are next used.
     optimizer.step()                        changed                                 stale
     sd["head.weight"].sum()                                                         fetched, then summed
 
-So is a part of a plain tensor to which the program has set a parameter's data: `p.data = flat[:3]`.
+So is a part of a plain tensor to which the program has set a parameter's data: `p.data = flat[:3]`. A parameter that
+gets other memory (`p.data = v`) leaves them behind: they are copies of its old memory then, wherever that goes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farspan.call.naming import PASS_THROUGH
+from farspan.record.memory.twins import members, put_value
+from farspan.record.ops.views import retake
 from farspan.record.parameters.away import AwayParameter
 from farspan.record.saving.reserved import reserved_memory
+from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction, is_wrapped, storage_at
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
+    from farspan.graph import Value
     from farspan.record.recording import Recording
 
 __all__ = ["Copies", "plain_in", "what_is_written"]
@@ -51,6 +56,10 @@ class _Copy:
     """Which element of the memory is its first one."""
     stride: tuple[int, ...] | None = None
     """How it lies there; None for as the parameter lies in memory of its own."""
+    old: Any = None
+    """What stands for the parameter's old memory, where this is a copy of that."""
+    value: Value | None = None
+    """What was in the old memory when it was up to date."""
 
 
 class Copies:
@@ -103,13 +112,17 @@ class Copies:
         is_written = bool(written)
         if is_written and recorder.has_pending():
             recorder.engine.flush(reason)
-        for copy in written:
-            recorder.splitting.matrices.owned.need_whole(copy.placed, "is written")
-            recorder.splitting.matrices.owned.note_written([copy.placed.name])
+        of_parameters = [copy.placed for copy in written if copy.old is None]
+        for placed in of_parameters:
+            recorder.splitting.matrices.owned.need_whole(placed, "is written")
+            recorder.splitting.matrices.owned.note_written([placed.name])
         self.refresh(used)
+        for tensor in plain_in(what_is_written(function, args, kwargs)):
+            for copy in self._of(tensor):
+                _keep_value(copy.value, tensor.untyped_storage())
         if is_written:
             recorder.engine.barrier(reason)  # until now the others may have needed it as it was
-            recorder.engine.groups.begin_write(reason, [copy.placed.name for copy in written])
+            recorder.engine.groups.begin_write(reason, [placed.name for placed in of_parameters])
         return is_written
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -123,6 +136,9 @@ class Copies:
         self._recorder.engine.groups.end_write()
 
     def _put_back(self, copy: _Copy, storage: Any) -> None:
+        if copy.old is not None:
+            self._write_old(copy, storage)
+            return
         own = copy.placed.tensor
         if type(own) is AwayParameter:  # it is written where it is
             return
@@ -146,17 +162,30 @@ class Copies:
             for copy in self._of(tensor):
                 self._refresh(copy, tensor.untyped_storage())
 
-    def leave(self, placed: Placed) -> None:
-        """A parameter is about to get other memory: its copies stay what they are."""
-        for key, copies in list(self.by_storage.items()):
-            for copy in [copy for copy in copies if copy.placed is placed]:
-                if not copy.storage.expired():
-                    self._refresh(copy, storage_at(copy.storage.cdata))
-                copies.remove(copy)
-            if not copies:
-                del self.by_storage[key]
+    def leave(self, placed: Placed) -> list[_Copy]:
+        """A parameter is about to get other memory; returns its copies, as they are before that."""
+        known = [copy for copies in self.by_storage.values() for copy in copies if not copy.storage.expired()]
+        left = [copy for copy in known if copy.placed is placed and copy.old is None]
+        for copy in left:
+            self._refresh(copy, storage_at(copy.storage.cdata))
+        return left
+
+    def stay_with(self, left: Sequence[_Copy], old: LazyTensor) -> None:
+        """The parameter has got other memory: these copies are of the one that it had, for which `old` stands now."""
+        for copy in left:
+            copy.old, copy.value = old, old._value
+
+    def come_with(self, old: LazyTensor, placed: Placed) -> None:
+        """Memory that a parameter had before is that of `placed` from now on, and so are the copies of it."""
+        for copies in self.by_storage.values():
+            for copy in copies:
+                if copy.old is old:
+                    copy.placed, copy.old, copy.value, copy.epoch = placed, None, None, -1
 
     def _refresh(self, copy: _Copy, storage: Any) -> None:
+        if copy.old is not None:
+            self._refresh_old(copy, storage)
+            return
         reserved = reserved_memory.get(storage._cdata)
         if copy.epoch == self.epoch and (reserved is None or reserved.is_filled):
             return
@@ -171,6 +200,28 @@ class Copies:
         with torch.no_grad():
             _in_memory(copy, storage, data).copy_(data)
 
+    def _refresh_old(self, copy: _Copy, storage: Any) -> None:
+        old = copy.old
+        if type(old) is LazyTensor and (copy.epoch != self.epoch or copy.value is not old._value):
+            before, copy.epoch, copy.value = copy.value, self.epoch, old._value
+            data = old.read()
+            if data.untyped_storage()._cdata != storage._cdata:
+                _keep_value(before, storage)
+                with torch.no_grad():
+                    _in_memory(copy, storage, data).copy_(data)
+
+    def _write_old(self, copy: _Copy, storage: Any) -> None:
+        """What has been written into a copy of a parameter's old memory is in all that is that memory."""
+        old, recorder = copy.old, self._recorder
+        if type(old) is not LazyTensor:
+            return
+        value = old._value
+        data = _in_memory(copy, storage, old) if recorder.engine.is_mine(value) else None
+        (copy.value,) = recorder.engine.new_sources([(value.meta, value.stage, data)])
+        put_value(old, copy.value)
+        for member in members(old):
+            retake(recorder, member)
+
     def _of(self, tensor: torch.Tensor) -> Sequence[_Copy]:
         if id(tensor) in self._recorder.placed or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return ()
@@ -181,6 +232,13 @@ class Copies:
             self._pruned = self.epoch
             for key in [key for key, copies in self.by_storage.items() if copies[0].storage.expired()]:
                 del self.by_storage[key]
+
+
+def _keep_value(value: Value | None, storage: Any) -> None:
+    """Memory is about to be written: what uses the value that is there, if it is a parameter's old one, is still to
+    find that."""
+    if value is not None and value.data is not None and value.data.untyped_storage()._cdata == storage._cdata:
+        value.data = value.data.clone()
 
 
 def _in_memory(copy: _Copy, storage: Any, like: torch.Tensor) -> torch.Tensor:

@@ -128,20 +128,26 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
             moved = _copied_to(recorder, value, placed.stage)
     if recorder.has_pending():
         recorder.engine.flush(reason)
-    recorder.copies.leave(placed)
+    left = recorder.copies.leave(placed)
     recorder.engine.barrier(reason)  # a slower rank may still read what is about to change
     recorder.engine.groups.begin_write(reason, [placed.name])
-    _keep_old_memory(recorder, placed)
+    recorder.copies.stay_with(left, _keep_old_memory(recorder, placed))
     if is_lazy:
         data: Any = moved._value.data
-        _become_parameter(recorder, main_of(value), placed, has_its_memory=keeps_memory)  # type: ignore[arg-type]
+        main = main_of(value)  # type: ignore[arg-type]
+        _become_parameter(main, placed)
+        recorder.copies.come_with(main, placed)
     else:
+        main = None
         data = _given_up(recorder, value, placed)
     if placed.is_owned and type(placed.tensor) is not AwayParameter:  # what is away is set at its home
         _put_memory(placed, data)
     recorder.engine.groups.end_write()
     recorder.engine.parameters_changed()
     renew_aliases_of(placed)
+    for member in members(main) if main is not None else ():
+        if not keeps_memory or member._view.links is not None:  # it may have been computed apart from that memory
+            retake(recorder, member)
     if type(value) is torch.Tensor and not is_lazy:  # it could not be given up: others use its memory
         recorder.copies.add_part(value, placed)
 
@@ -176,8 +182,9 @@ def _copied_to(recorder: Recording, value: torch.Tensor, stage: int) -> Any:
     return recorder.record(torch.clone, template, tensors, stage, given=given)
 
 
-def _keep_old_memory(recorder: Recording, placed: Placed) -> None:
-    """Gives a parameter's old memory a name of its own: those who share it keep it."""
+def _keep_old_memory(recorder: Recording, placed: Placed) -> LazyTensor:
+    """Gives a parameter's old memory a name of its own, for those who share it and keep it; returns what stands for
+    it."""
     meta = placed.meta
     plain = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
     data = real_of(placed.tensor).detach() if placed.is_owned else None
@@ -195,9 +202,10 @@ def _keep_old_memory(recorder: Recording, placed: Placed) -> None:
             lazy._view = lazy._view._replace(root=old)
             old._family = old._family or []
             _join(old._family, lazy)
+    return old
 
 
-def _become_parameter(recorder: Recording, value: LazyTensor, placed: Placed, *, has_its_memory: bool) -> None:
+def _become_parameter(value: LazyTensor, placed: Placed) -> None:
     """The parameter's memory is what `value`, all its twins and its views are from now on."""
     for lazy in (value, *twins_of(value)):
         family = lazy._family if lazy is value else None
@@ -205,9 +213,6 @@ def _become_parameter(recorder: Recording, value: LazyTensor, placed: Placed, *,
         leave_memory(lazy)
         lazy._family = family
         _become_alias(lazy, placed)
-    if not has_its_memory:
-        for member in members(value):
-            retake(recorder, member)
 
 
 def _given_up(recorder: Recording, plain: torch.Tensor, placed: Placed) -> torch.Tensor:
