@@ -250,7 +250,8 @@ class NobodySide:
     def fail(self, *args: Any) -> None: ...
 
     def contribute(self, key: str, payload: bytes, *, receiver: int | None = None) -> None:
-        self.given[key] = payload or save_generators()
+        # What rank 0 would say where this rank says nothing.
+        self.given[key] = payload or (b"30.0" if key.startswith("seconds of a straggler") else save_generators())
 
     def gathered(self, key: str, deadline_s: float) -> list[bytes]:
         return [self.given[key]] * self.world_size
