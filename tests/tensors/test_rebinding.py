@@ -172,6 +172,10 @@ def state_held_while_memory_goes_and_comes(model: Any) -> Any:
     see(row)
     step(model, optimizer)
     see(row)
+    for item in second.values():
+        item.add_(0.1)
+    step(model, optimizer)
+    see(row, *old)
     head.data = torch.ones_like(head)
     second["head.weight"].add_(1.0)
     see(head)
