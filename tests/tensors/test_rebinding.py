@@ -182,7 +182,23 @@ def state_held_while_memory_goes_and_comes(model: Any) -> Any:
     return seen, weights(model)
 
 
+def memory_that_comes_back_as_a_part_of_itself(model: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first, p = model.state_dict(), model.head.weight
+    step(model, optimizer)
+    second, old, seen = model.state_dict(), p.data, []
+    p.data = p.data * 2
+    p.data = old.view(-1).view(p.shape)
+    for _ in range(2):
+        seen += [[state["head.weight"].tolist() for state in (first, second)], old.tolist(), step(model, optimizer)]
+        first["head.weight"].mul_(0.5)
+        seen += [second["head.weight"].tolist(), step(model, optimizer)]
+        old.add_(0.25)
+    return seen, second["head.weight"].tolist(), weights(model)
+
+
 STORIES = [
+    memory_that_comes_back_as_a_part_of_itself,
     state_held_while_memory_goes_and_comes,
     average_that_is_applied_and_restored,
     moving_average_of_gradients,

@@ -235,7 +235,7 @@ class Progress:
         end = time.monotonic() + _ENDING_S
         while self._posted and time.monotonic() < end:
             self.look()
-            time.sleep(_ALONE[0])
+            time.sleep(_WAITED_FOR[1])
         self._is_closing = True
         self._wake.set()
         self._thread.join()

@@ -20,6 +20,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farspan.call.naming import PASS_THROUGH
+from farspan.graph import Meta
 from farspan.record.memory.twins import members, put_value
 from farspan.record.ops.views import retake
 from farspan.record.parameters.away import AwayParameter
@@ -56,7 +57,7 @@ class _Copy:
     """Which element of the memory is its first one."""
     stride: tuple[int, ...] | None = None
     """How it lies there; None for as the parameter lies in memory of its own."""
-    old: Any = None
+    old: torch.Tensor | None = None
     """What stands for the parameter's old memory, where this is a copy of that."""
     value: Value | None = None
     """What was in the old memory when it was up to date."""
@@ -78,13 +79,43 @@ class Copies:
     def add(self, tensor: torch.Tensor, placed: Placed) -> None:
         """The program gets `tensor`, which is the parameter or a copy of it as it is now."""
         storage = tensor.untyped_storage()
-        self.by_storage[storage._cdata] = [_Copy(placed, StorageWeakRef(storage), self.epoch)]
+        known = self.by_storage.get(storage._cdata, ())
+        if not any(copy.placed is placed and copy.old is None and not copy.storage.expired() for copy in known):
+            self.by_storage[storage._cdata] = [_Copy(placed, StorageWeakRef(storage), self.epoch)]
 
     def add_part(self, part: torch.Tensor, placed: Placed) -> None:
         """The program has set a parameter's data to a part of other memory, which it may use by other names."""
         storage = part.untyped_storage()
         copy = _Copy(placed, StorageWeakRef(storage), self.epoch, int(part.storage_offset()), part.stride())
         self.by_storage.setdefault(storage._cdata, []).append(copy)
+
+    def memory_of(self, placed: Placed) -> torch.Tensor | None:
+        """Returns the parameter in the memory of a copy that the program holds, as another name of it; None where it
+        holds none."""
+        for copies in self.by_storage.values():
+            for copy in copies:
+                if copy.placed is placed and copy.old is None and not copy.storage.expired():
+                    storage = storage_at(copy.storage.cdata)
+                    reserved = reserved_memory.get(storage._cdata)
+                    if reserved is None or reserved.is_filled:
+                        self._refresh(copy, storage)
+                    return _in_memory(copy, storage, placed.meta)
+        return None
+
+    def take_memory(self, old: LazyTensor) -> torch.Tensor | None:
+        """Returns the memory of a copy of a parameter's old memory, as that is now, and forgets such copies: what
+        stands for it is to become that plain memory. None where there is no copy."""
+        found: torch.Tensor | None = None
+        for key, copies in list(self.by_storage.items()):
+            for copy in [copy for copy in copies if copy.old is old]:
+                if not copy.storage.expired():
+                    storage = storage_at(copy.storage.cdata)
+                    self._refresh(copy, storage)
+                    found = _in_memory(copy, storage, old)
+                copies.remove(copy)
+            if not copies:
+                del self.by_storage[key]
+        return found
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Returns whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
@@ -108,18 +139,18 @@ class Copies:
         if not used:
             return False
         recorder, reason = self._recorder, "a tensor of a state dictionary is written"
-        written = [copy for tensor in plain_in(what_is_written(function, args, kwargs)) for copy in self._of(tensor)]
+        changed = list(plain_in(what_is_written(function, args, kwargs)))
+        written = [(copy, tensor.untyped_storage()) for tensor in changed for copy in self._of(tensor)]
         is_written = bool(written)
         if is_written and recorder.has_pending():
             recorder.engine.flush(reason)
-        of_parameters = [copy.placed for copy in written if copy.old is None]
+        of_parameters = [copy.placed for copy, _ in written if copy.old is None]
         for placed in of_parameters:
             recorder.splitting.matrices.owned.need_whole(placed, "is written")
             recorder.splitting.matrices.owned.note_written([placed.name])
         self.refresh(used)
-        for tensor in plain_in(what_is_written(function, args, kwargs)):
-            for copy in self._of(tensor):
-                _keep_value(copy.value, tensor.untyped_storage())
+        for copy, storage in written:
+            _keep_value(copy.value, storage)
         if is_written:
             recorder.engine.barrier(reason)  # until now the others may have needed it as it was
             recorder.engine.groups.begin_write(reason, [placed.name for placed in of_parameters])
@@ -241,9 +272,10 @@ def _keep_value(value: Value | None, storage: Any) -> None:
         value.data = value.data.clone()
 
 
-def _in_memory(copy: _Copy, storage: Any, like: torch.Tensor) -> torch.Tensor:
+def _in_memory(copy: _Copy, storage: Any, like: torch.Tensor | Meta) -> torch.Tensor:
     """Returns a copy as it lies in its memory."""
-    stride = like.stride() if copy.stride is None else copy.stride
+    own = like.stride if isinstance(like, Meta) else like.stride()
+    stride = own if copy.stride is None else copy.stride
     return torch.empty(0, dtype=like.dtype).set_(storage, copy.offset, like.shape, stride)
 
 

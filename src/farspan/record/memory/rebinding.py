@@ -164,7 +164,8 @@ def _let_be_plain(recorder: Recording, value: torch.Tensor) -> None:
         return
     known = [(part, part._view.links if part._view else ()) for part in (root, *parts) if not part.requires_grad]
     found = [(lazy, links) for part, links in known for lazy in (part, *twins_of(part))]
-    memory = root.read().detach().clone()
+    known_memory = recorder.copies.take_memory(root)
+    memory = root.read().detach().clone() if known_memory is None else known_memory
     with recorder.deferred.computing.running(), torch.no_grad():
         plain = [taken(links, memory) if links else memory.detach() for _, links in found]
     root._family = None

@@ -76,7 +76,8 @@ class Transfer:
         if self.is_loading:  # may have been written since
             return self.recorder.engine.read_parameter(placed)
         if placed.name not in self._fetched:  # several names of one parameter share memory, as at its owner
-            self._fetched[placed.name] = reserved_for(self.recorder, placed)
+            known = self.recorder.copies.memory_of(placed)
+            self._fetched[placed.name] = reserved_for(self.recorder, placed) if known is None else known
         return self._fetched[placed.name]
 
 
