@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.bubble_rates.schedules import (
@@ -25,6 +28,7 @@ from tests.schedule.test_properties import as_schedule, check
 
 from farspan.planner import simulate
 from farspan.schedule import SCHEDULES, Kind, Schedule, Task, orders_by_name, run_ahead_of
+from farspan.schedule.named import recorded
 
 WHOLE, SPLIT = Costs(backward=2), Costs(weight=1)
 
@@ -125,3 +129,18 @@ def test_on_any_graph_all_run_and_nobody_waits_for_ever(
         for order in orders:
             is_forward = [tasks[index].kind is Kind.FORWARD for index in order]
             assert is_forward == sorted(is_forward, reverse=True)
+
+
+def test_the_worked_example_of_contributing_is_a_schedule() -> None:
+    """A newcomer pastes it: it needs no name that the module does not have, and each rank but the last, which
+    waits for no gradient, has two micro-batches more in flight."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    pasted: dict[str, Any] = dict(vars(recorded))
+    exec(example.replace("    ...\n", "    **_BY_NAME,\n"), pasted)
+    [name] = pasted["_BY_NAME"].keys() - set(SCHEDULES)
+    chain = straight(4, 12, WHOLE)
+    order = as_schedule(chain.tasks, pasted["_BY_NAME"][name].orders(chain.tasks, 4, 0))
+    check(order, 0.3)
+    deep, known = simulate(order), simulate(named("1f1b", chain))
+    assert [deep.peak_memory(rank) - known.peak_memory(rank) for rank in range(4)] == [2, 2, 2, 0]
