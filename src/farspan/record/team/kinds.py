@@ -15,7 +15,7 @@ from farspan.record.ops.overrides import HANDLERS
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["LIKE_ANOTHER", "has_rules", "is_matrix", "refusal", "writes_apart"]
+__all__ = ["HAS_LIMIT", "LIKE_ANOTHER", "has_rules", "is_matrix", "refusal", "writes_apart"]
 
 LIKE_ANOTHER: dict[Any, Any] = {
     torch.Tensor.view_as: torch.Tensor.view,
@@ -23,6 +23,8 @@ LIKE_ANOTHER: dict[Any, Any] = {
     torch.Tensor.expand_as: torch.Tensor.expand,
 }
 _T: Any = torch.Tensor
+HAS_LIMIT = frozenset([torch.renorm, _T.renorm, _T.renorm_])
+"""Functions that do nothing up to a limit, so that one try does not show what they do."""
 _WRITES = frozenset([_T.data.__set__, _T.apply_, _T.map_, _T.map2_])
 
 

@@ -24,10 +24,10 @@ from farspan.call.leaf import LeakError
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
-from farspan.record.team.kinds import LIKE_ANOTHER, has_rules, is_matrix, refusal, writes_apart
+from farspan.record.team.kinds import HAS_LIMIT, LIKE_ANOTHER, has_rules, is_matrix, refusal, writes_apart
 from farspan.record.team.matrices import Matrices
 from farspan.record.team.parameter_views import CHANGES_VIEW, ParameterView
-from farspan.record.team.parts.apart import Operand, Trial, tried
+from farspan.record.team.parts.apart import Operand, Trial, has_indices, tried
 from farspan.record.team.parts.cuts import candidates
 from farspan.record.team.parts.repeated import Repeated
 from farspan.record.team.parts.shares import extent_of, share_of
@@ -285,6 +285,8 @@ class Splitting(Inside):
             kind = Reads
         if entry.is_random:
             return kind(f"{name_of(function)} draws random numbers")
+        if function in HAS_LIMIT:
+            return kind(name_of(function))
         if any(self.crossings.has_copy(tensors[number]) for number in entry.mutated):
             raise refusal(function)
         if any(type(tensors[number]) is not TeamTensor for number in entry.mutated):
@@ -307,7 +309,7 @@ class Splitting(Inside):
                 parts=tuple([part._value.meta for part in item._parts])
                 if type(item) is TeamTensor
                 else (meta,) * len(split.members),
-                data=item if known is None and not isinstance(item, LazyTensor) else None,
+                data=item if known is None and not isinstance(item, LazyTensor) and has_indices(meta) else None,
                 is_fixed=not isinstance(item, LazyTensor),
                 sections=item._sections if type(item) is TeamTensor and item._dim is not None else sections,
             )

@@ -6,7 +6,8 @@ whole and part by part, and results and gradients are compared.
     x + mask         mask [1, heads, t, t]       with the part of the mask, along 1       part by part
 
 A result without the split dimension (a sum over it, `x.isinf().any()`) is never taken for the members' own, whatever
-the numbers: so nothing depends on which numbers were tried.
+the numbers; and only indices are those of the call, for zeros that are added anywhere, or a mask without a place, give
+the same in each way: so nothing depends on which numbers were tried.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from farspan.record.team.parts.shares import share_of
 if TYPE_CHECKING:
     from farspan.graph import Template
 
-__all__ = ["Operand", "Trial", "tried"]
+__all__ = ["Operand", "Trial", "has_indices", "tried"]
 
 _TOLERANCE = 1e-5
 """Of differences, relative to the largest number, in single precision."""
@@ -42,7 +43,7 @@ class Operand:
         dim: Along which each member has a part; None where it has all.
         sections: Into how many equal ones it falls along that, of each of which a member has its share.
         parts: Metadata of each member's part.
-        data: The tensor itself, if its numbers are known here.
+        data: The tensor itself, if it is known here and has indices, of which not all fit.
         is_fixed: Whether it is none that the model computes: a parameter, or a tensor from outside.
     """
 
@@ -67,6 +68,11 @@ class Trial:
     dims: tuple[int | None, ...]
     results: tuple[tuple[int, int], ...]
     metas: tuple[Meta, ...] = ()
+
+
+def has_indices(meta: Meta) -> bool:
+    """Returns whether a tensor has integers: an operation may take them for places, which must be there."""
+    return not (meta.dtype.is_floating_point or meta.dtype.is_complex or meta.dtype is torch.bool)
 
 
 def tried(
@@ -197,10 +203,9 @@ def _numbers(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     """Returns a tensor like the whole operand; in single precision if it has less."""
     meta = operand.whole
     if operand.data is not None:
-        data = operand.data.detach()
-        return data.float() if data.dtype in _LOW else data
+        return operand.data
     dtype = torch.float32 if meta.dtype in _LOW else meta.dtype
-    if meta.dtype.is_floating_point:
+    if meta.dtype.is_floating_point or meta.dtype.is_complex:
         numbers = torch.randn(meta.shape, generator=generator).to(dtype)
     else:
         numbers = torch.randint(2, meta.shape, generator=generator).to(dtype)
