@@ -64,6 +64,55 @@ def test_state_that_was_loaded_goes_to_its_owner() -> None:
     same_everywhere(program)
 
 
+def test_hooks_of_loading_may_give_what_was_kept_to_other_parameters() -> None:
+    def reversed_states(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """As torch's documentation shows it for parameters that have come into another order."""
+        last = len(saved["param_groups"][0]["params"]) - 1
+        return {**saved, "state": {last - index: kept for index, kept in saved["state"].items()}}
+
+    def halve(optimizer: torch.optim.Optimizer) -> None:
+        for kept in optimizer.state.values():
+            kept["exp_avg"].mul_(0.5)
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        _backward(model, 0)
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = torch.optim.Adam(list(model.parameters())[::-1], lr=0.01)
+        optimizer.register_load_state_dict_pre_hook(reversed_states)
+        optimizer.register_load_state_dict_post_hook(halve)
+        optimizer.load_state_dict(saved)
+        _backward(model, 1)
+        optimizer.step()
+        return weights(model), {
+            number: kept["exp_avg"].tolist() for number, kept in optimizer.state_dict()["state"].items()
+        }
+
+    same_everywhere(program)
+
+
+def test_checkpoints_of_old_torch_have_numbers_where_optimizers_have_tensors() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
+        _backward(model, 0)
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        for kept in saved["state"].values():
+            kept["step"], kept["mu_product"] = kept["step"].item(), kept["mu_product"].item()
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
+        optimizer.load_state_dict(saved)
+        _backward(model, 1)
+        optimizer.step()
+        return weights(model), {
+            number: kept["exp_avg"].tolist() for number, kept in optimizer.state_dict()["state"].items()
+        }
+
+    same_everywhere(program)
+
+
 def test_the_last_line_may_read_the_state_while_other_ranks_have_gone() -> None:
     def program(model: nn.Module, distribute: _Distribute) -> Any:
         distribute(model)

@@ -28,6 +28,7 @@ from farspan.torch_private.calls import has_step_hooks as has_step_hooks
 from farspan.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
 from farspan.torch_private.calls import is_compiled as is_compiled
 from farspan.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
+from farspan.torch_private.calls import load_between_hooks as load_between_hooks
 from farspan.torch_private.calls import not_passed_on as not_passed_on
 from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "put_module_apply",
     "recompute_through",
     "has_step_hooks",
+    "load_between_hooks",
     "watch_backward_hooks",
 ]
 
@@ -60,6 +62,33 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether hooks are called around its steps, beside one before and one after those of all optimizers."""
     of_all = max(len(_optimizers._global_optimizer_pre_hooks), len(_optimizers._global_optimizer_post_hooks))
     return of_all > 1 or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def load_between_hooks(
+    optimizer: torch.optim.Optimizer, state_dict: Any, load: Callable[[Any], None], *, calls_first: bool
+) -> None:
+    """Call `load` with a state dictionary, and around it the hooks of `load_state_dict`, which then calls none itself.
+
+    Args:
+        optimizer: It is loaded.
+        state_dict: What hooks before it see, and may change.
+        load: Loads it.
+        calls_first: Whether these are called, beside those after it.
+    """
+    first, last = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks
+    if calls_first and first:
+        state_dict = state_dict.copy()
+        for hook in first.values():
+            changed = hook(optimizer, state_dict)
+            state_dict = state_dict if changed is None else changed
+    none = OrderedDict[Any, Any]()
+    vars(optimizer).update(_optimizer_load_state_dict_pre_hooks=none, _optimizer_load_state_dict_post_hooks=none)
+    try:
+        load(state_dict)
+    finally:
+        vars(optimizer).update(_optimizer_load_state_dict_pre_hooks=first, _optimizer_load_state_dict_post_hooks=last)
+    for hook in last.values():
+        hook(optimizer)
 
 
 def is_caching_parametrizations() -> bool:

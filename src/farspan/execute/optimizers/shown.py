@@ -18,7 +18,13 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import intern, meta_of
 from farspan.call.leaf import Placed
-from farspan.execute.optimizers.kept_state import change_tensors, parts_beside_state, parts_of, parts_of_state
+from farspan.execute.optimizers.kept_state import (
+    change_tensors,
+    parts_beside_state,
+    parts_of,
+    parts_of_state,
+    tensors_in,
+)
 from farspan.execute.optimizers.own import is_own, make_known_as, make_own, shown_value
 from farspan.graph import Meta, Value
 from farspan.record.ops.overrides import read_data
@@ -184,14 +190,23 @@ def kept_for(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
         engine: This rank's.
         item: The parameter.
         state: What the optimizer has made of what it was given.
-        given: What it was given: with the memory of whole tensors, which `state` may not have here.
+        given: What it was given: with the memory of whole tensors, which `state` may not have here. The optimizer may
+            have added to it, or have put tensors in the place of numbers.
     """
-    layouts: list[tuple[int, ...]] = []
-    change_tensors(given, lambda tensor: layouts.append(tensor.stride()) or tensor)
-    places = iter(layouts)
+    if isinstance(state, dict) and isinstance(given, dict):
+        for name, kept in state.items():
+            state[name] = _kept_as_given(engine, item, kept, given.get(name))
+        return state
+    return _kept_as_given(engine, item, state, given)
+
+
+def _kept_as_given(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
+    loaded, layouts = tensors_in(state), tensors_in(given)
+    layouts = layouts if len(layouts) == len(loaded) else loaded
+    strides = iter([tensor.stride() for tensor in layouts])
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
-        stride = next(places)
+        stride = next(strides)
         if tensor.dim() == 0 or tensor.numel() > item.meta.numel or type(tensor) is LazyTensor:
             return tensor
         if item.is_owned:

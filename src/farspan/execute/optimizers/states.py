@@ -24,7 +24,18 @@ from farspan.execute.optimizers.kept_state import find_kept, raw_state, tensors_
 from farspan.graph import Meta
 from farspan.record.tensor import LazyTensor  # fmt: skip
 
-__all__ = ["OptimizerStates", "as_laid_out", "given_for", "placed_in", "without_others"]
+__all__ = ["GivenState", "OptimizerStates", "as_laid_out", "for_this_rank", "placed_in"]
+
+
+class GivenState(dict[str, Any]):
+    """A state dictionary without the data of other ranks' parameters, in whose place are tensors without memory. Hooks
+    that may change what is loaded do not see it: neither have those that may change what is saved.
+
+    Attributes:
+        given: By parameter what it stands for: tensors laid out as at their owner, of which the data do not matter.
+    """
+
+    given: Mapping[str, Any]
 
 
 class OptimizerStates:
@@ -201,18 +212,31 @@ def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed
     return [placed[id(tensor)] for tensor in tensors if id(tensor) in placed]
 
 
-def given_for(
+def for_this_rank(
     optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]
-) -> Iterator[tuple[Placed, Any]]:
-    """Returns what a whole state dictionary has for each parameter of a distributed model."""
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Divides a state dictionary that every rank loads.
+
+    Returns:
+        What it has for each parameter of a distributed model, by name, and the dictionary with tensors that need no
+        memory in the place of those for other ranks' parameters.
+    """
+    given = dict(getattr(state, "given", ())) or dict(_given_for(optimizer, state, placed))
+    return given, _without_others(optimizer, state, placed)
+
+
+def _given_for(
+    optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]
+) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each parameter of a distributed model, and what a whole state dictionary has for it."""
     names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for name, tensor in zip(names, tensors, strict=False):  # the optimizer itself complains of other numbers
         if id(tensor) in placed:
-            yield placed[id(tensor)], state["state"].get(name, {})
+            yield placed[id(tensor)].name, state["state"].get(name, {})
 
 
-def without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
+def _without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
     """Returns a whole state dictionary, with tensors that need no memory in the place of those for other ranks'
     parameters."""
     names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])

@@ -17,13 +17,14 @@ from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.lent_state import state_in
 from farspan.execute.optimizers.own_share import OwnShares
 from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
-from farspan.execute.optimizers.states import given_for, placed_in, without_others
+from farspan.execute.optimizers.states import GivenState, for_this_rank, placed_in
 from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.process.world import current_engine
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
+from farspan.torch_private import load_between_hooks
 
-__all__ = ["GivenState", "watch_optimizers", "watch_state"]
+__all__ = ["watch_optimizers", "watch_state"]
 
 _watched = False
 _original_zero_grad: Any = Optimizer.zero_grad
@@ -49,16 +50,6 @@ def watch_state() -> None:
     """Let `optimizer.state` of all optimizers of this process be what may be seen of it, once there is a use for that:
     they keep it in their attributes as before."""
     Optimizer.state = property(_get_state, _replace_state)  # type: ignore[assignment]
-
-
-class GivenState(dict[str, Any]):
-    """A state dictionary without the data of other ranks' parameters, in whose place are tensors without memory.
-
-    Attributes:
-        given: By parameter what it stands for: tensors laid out as at their owner, of which the data do not matter.
-    """
-
-    given: Mapping[str, Any]
 
 
 # What is kept, outside of a step.
@@ -179,20 +170,23 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
     if engine is None:
         _original_load(optimizer, state_dict)
         return
+    load = functools.partial(_load, engine, optimizer)  # hooks are the program's: they see what the program sees
+    load_between_hooks(optimizer, state_dict, load, calls_first=not isinstance(state_dict, GivenState))
+
+
+def _load(engine: Engine, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
     engine.slices.come_home("optimizer.load_state_dict()")
     engine.barrier("optimizer.load_state_dict()")  # nobody reads the old state any more
     if engine.groups.shards is not None:
         engine.groups.shards.begin_load(optimizer)
-    given = dict(getattr(state_dict, "given", ()))
-    if not given:
-        given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
+    given, state_dict = for_this_rank(optimizer, state_dict, engine.recorder.placed)
     engine.recorder.is_recording = False
     try:
-        _original_load(optimizer, without_others(optimizer, state_dict, engine.recorder.placed))
+        _original_load(optimizer, state_dict)
         for item in placed_in(optimizer, engine.recorder.placed):
             if engine.num_ranks > 1 and item.tensor in optimizer.state:
                 loaded = optimizer.state[item.tensor]
-                optimizer.state[item.tensor] = kept_for(engine, item, loaded, given[item.name])
+                optimizer.state[item.tensor] = kept_for(engine, item, loaded, given.get(item.name))
     finally:
         engine.recorder.is_recording = True
     engine.values.optimizers.add(optimizer)

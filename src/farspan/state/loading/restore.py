@@ -21,7 +21,7 @@ from farspan.documents import as_list, as_object
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.kept_state import raw_state
-from farspan.execute.optimizers.watched_steps import GivenState
+from farspan.execute.optimizers.states import GivenState
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.tensor import LazyTensor
 from farspan.state.aside import aside
