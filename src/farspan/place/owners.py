@@ -22,7 +22,13 @@ from farspan.record.surgery.derived import cut_from_parameters
 from farspan.record.surgery.real import become_real, without_weak_references
 from farspan.record.team.team_tensor import SplitStage
 from farspan.record.tensor import LazyTensor, StubParameter
-from farspan.torch_private import has_memory_of_its_own, has_other_users, tree_leaves
+from farspan.torch_private import (
+    DisableTorchFunction,
+    has_memory_of_its_own,
+    has_other_users,
+    is_memory_of_others,
+    tree_leaves,
+)
 
 __all__ = [
     "Move",
@@ -83,7 +89,9 @@ class Move:
     is_needed: bool
 
 
-def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str) -> list[Placed]:
+def place(
+    model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
+) -> tuple[list[Placed], list[tuple[torch.Tensor, Placed]]]:
     """Give `model`'s modules and parameters their stages, in place.
 
     Args:
@@ -93,17 +101,19 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
         prefix: Put before every name, to tell several models apart.
 
     Returns:
-        Everything placed: parameters, and the buffers of leaves.
+        Everything placed: parameters, and the buffers of leaves; and the memory of those that have other names, too.
     """
     placed: dict[int, Placed] = {}
     if not all(map(plan.is_mine, set(plan.home) | set(plan.owner.values()))):
         cut_from_parameters(model)
+    memory_of_others: list[tuple[torch.Tensor, Placed]] = []
     outside = recorder.engine.groups.outside
     if outside is not None:
         outside.discard(model.parameters())
     with without_weak_references(model):
         for name, parameter in model.named_parameters():
             placed[id(parameter)] = _placed(prefix + name, parameter, plan, plan.owner[name], is_parameter=True)
+            memory_of_others += _memory_of_others(placed[id(parameter)])
             watch_parameter(parameter, recorder)
             _settle(placed[id(parameter)], plan, plan.owner[name], recorder)
     for name, module in model.named_modules():
@@ -111,12 +121,13 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
     for name, (buffer, stage) in _buffers_of_leaves(model, plan).items():
         if id(buffer) not in placed:
             placed[id(buffer)] = _placed(prefix + name, buffer, plan, stage, is_parameter=False)
+            memory_of_others += _memory_of_others(placed[id(buffer)])
             _settle(placed[id(buffer)], plan, stage, recorder)
     fill_all(model)
     recorder.placed.update(placed)
     recorder.roots[id(model)] = prefix
     _make_leaves(model, recorder, plan, prefix)
-    return list(placed.values())
+    return list(placed.values()), memory_of_others
 
 
 def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
@@ -239,6 +250,17 @@ def _make_leaves(model: nn.Module, recorder: Recording, plan: ModelPlan, prefix:
 
 def _placed(name: str, tensor: torch.Tensor, plan: ModelPlan, stage: int, *, is_parameter: bool) -> Placed:
     return Placed(name, plan.stages[stage], tensor, meta_of(tensor), plan.is_mine(stage), is_parameter, type(tensor))
+
+
+def _memory_of_others(item: Placed) -> list[tuple[torch.Tensor, Placed]]:
+    """Returns a parameter and its memory, if the program or a module holds that by another name, too: `p.data`, a plain
+    tensor of which it is a part."""
+    tensor = item.tensor
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not is_plain or tensor.device.type != "cpu" or not is_memory_of_others(tensor):
+        return []
+    with DisableTorchFunction():
+        return [(tensor.detach(), item)]
 
 
 def _settle(item: Placed, plan: ModelPlan, stage: int, recorder: Recording) -> None:

@@ -10,6 +10,7 @@ from farspan.execute.teams import team_at
 from farspan.place.mesh.tensor import split_stages
 from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
+from farspan.place.suitable import check_memory
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
 from farspan.plan import Homes, Plan, Resolved, Team, layouts_of, parse_places, resolve, resolve_remat
@@ -25,9 +26,11 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     """Give `model` its places; all ranks call it.
 
     Raises:
-        PlanError: The plan does not fit the model, or the number of ranks.
+        PlanError: The plan does not fit the model, or the number of ranks; or two parameters are one memory.
         DivergenceError: The ranks have different plans.
     """
+    if engine.agreement_of_all.side.world_size > 1:
+        check_memory(model)
     resolved = _resolved(engine, model, plan)
     again = _computed_again(model, plan)
     layouts = _layouts(engine, model, plan)
@@ -35,13 +38,15 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
     prefix = f"model{number}." if number else ""
-    placed = place(model, engine.recorder, resolved, prefix=prefix)
+    placed, memory_of_others = place(model, engine.recorder, resolved, prefix=prefix)
     engine.add_parameters(placed)
     split_stages(engine, model, resolved.splits, layouts, prefix, again)
     engine.groups.share_weights(placed)
     if engine.groups.shards is not None:
         with without_weak_references(model):
             engine.groups.shards.release(placed)
+    for memory, item in memory_of_others:
+        engine.recorder.copies.add_part(memory, item, is_known=False)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
 

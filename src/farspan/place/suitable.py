@@ -12,8 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from farspan.errors import PlanError
 from farspan.place.deferred.context import deferred_init
+from farspan.torch_private import is_fake, is_wrapped
 
-__all__ = ["built_model", "check_model"]
+__all__ = ["built_model", "check_memory", "check_model"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -45,6 +46,36 @@ def check_model(model: nn.Module) -> None:
                 why="TorchScript keeps its weights where nothing can stand for them, and its code is no Python.",
                 hint="distribute the module it was made of; script or trace a copy of that for export",
             )
+
+
+def check_memory(model: nn.Module) -> None:
+    """Raise if an element of memory is in two parameters, which different ranks would own.
+
+    Raises:
+        PlanError: It is.
+    """
+    by_memory: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for name, item in model.named_parameters():
+        if item.layout is torch.strided and not is_fake(item) and not is_wrapped(item):
+            by_memory.setdefault(item.untyped_storage()._cdata, []).append((name, item))
+    for items in by_memory.values():
+        if len(items) == 1:
+            continue
+        owner = torch.full((items[0][1].untyped_storage().nbytes(),), -1, dtype=torch.int32)
+        for number, (name, item) in enumerate(items):
+            size_bytes, begin = item.element_size(), item.storage_offset() * item.element_size()
+            strides = [stride * size_bytes for stride in item.stride()]
+            part = owner.as_strided(item.shape, strides, begin)
+            other = int(part.max()) if part.numel() else -1
+            if other >= 0:
+                raise PlanError(
+                    f"the parameters {items[other][0]} and {name} are one memory.",
+                    why="they are two parameters, each with a gradient and an owner of its own; what one rank writes "
+                    "into the one would not be in the other.",
+                    hint=f"before farspan.distribute(model), let them be one parameter (one.weight = other.weight), or "
+                    f"give one of them memory of its own: {name}.data = {name}.data.clone()",
+                )
+            part.fill_(number)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -199,8 +199,7 @@ class Recorder:
         """
         arguments = [self.argument(tensor) for tensor in tensors]
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
-        modes = current_modes()
-        reason = ""
+        modes, reason = current_modes(), ""
         try:
             entry = self.predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
@@ -270,8 +269,9 @@ class Recorder:
         graph.note(call, values, entry.digest)
         if entry.is_random:
             return answer_drawing(self, call, entry, tensors, given)
-        is_one = entry.is_one_new_tensor
-        return LazyTensor.make(call.outputs[0], self) if is_one else answer(self, call, entry, tensors, given)
+        if entry.is_one_new_tensor:
+            return LazyTensor.make(call.outputs[0], self)
+        return answer(self, call, entry, tensors, given)
 
     def predict(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
         self.is_recording = False
@@ -289,13 +289,13 @@ class Recorder:
                 refresh(self, tensor)
             value = tensor._value
             return value if type(value.call) is Call else self.deferred.argument(value)
-        placed = self.placed.get(id(tensor))
-        if placed is not None:
+        if (placed := self.placed.get(id(tensor))) is not None:
             return self.value_of(placed)
         if type(tensor) in (TeamTensor, SlicedGradient):
             return self.argument(self.splitting.join(tensor, "a module takes it"))
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad
+        self.copies.refresh((tensor,))
         return self.outside.of(tensor) if requires_grad else tensor
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:

@@ -84,6 +84,7 @@ from farspan.torch_private.symbols import product as product
 from farspan.torch_private.symbols import quotient as quotient
 from farspan.torch_private.symbols import units_of as units_of
 from farspan.torch_private.symbols import without_assumptions as without_assumptions
+from farspan.torch_private.tensors import ADAPTIVE_RESULT as ADAPTIVE_RESULT
 from farspan.torch_private.tensors import copy_all as copy_all
 from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.torch_private.tensors import has_gradient_hooks as has_gradient_hooks
@@ -91,6 +92,7 @@ from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of
 from farspan.torch_private.tensors import has_other_users as has_other_users
 from farspan.torch_private.tensors import has_weak_references as has_weak_references
 from farspan.torch_private.tensors import innermost as innermost
+from farspan.torch_private.tensors import is_memory_of_others as is_memory_of_others
 from farspan.torch_private.tensors import is_same_generator as is_same_generator
 from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
@@ -107,6 +109,7 @@ from farspan.torch_private.tensors import unscale_ as unscale_
 from farspan.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
+    "ADAPTIVE_RESULT",
     "address_of_storage",
     "alone",
     "dcp_classes",
@@ -145,6 +148,7 @@ __all__ = [
     "has_full_backward_hooks",
     "has_gradient_hooks",
     "has_memory_of_its_own",
+    "is_memory_of_others",
     "has_other_users",
     "has_own_dispatch",
     "has_weak_references",

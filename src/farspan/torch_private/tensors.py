@@ -43,6 +43,10 @@ copy_all: Any = torch._foreach_copy_
 """Copies each of some tensors into the one at its place in another list."""
 
 
+ADAPTIVE_RESULT: type = torch.nn.modules.adaptive._ASMoutput
+"""What `nn.AdaptiveLogSoftmaxWithLoss` returns."""
+
+
 def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
     """Returns whether two Python objects stand for one generator: an operation gets a new object each time."""
     return one._cdata == other._cdata  # type: ignore[attr-defined]
@@ -51,7 +55,13 @@ def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
 def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     """Returns whether no other tensor, array or library uses the memory of `tensor`, and no program holds its
     storage."""
-    return tensor.untyped_storage().resizable() and _users_of_memory(tensor) == _ONE_USER
+    return tensor.untyped_storage().resizable() and not is_memory_of_others(tensor)
+
+
+def is_memory_of_others(tensor: torch.Tensor) -> bool:
+    """Returns whether something else uses the memory of `tensor`: another tensor, an array, a program that holds its
+    storage."""
+    return _users_of_memory(tensor) != _ONE_USER
 
 
 def _users_of_memory(tensor: torch.Tensor) -> tuple[int, int]:

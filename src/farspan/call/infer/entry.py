@@ -43,7 +43,8 @@ class Entry:
     unused: frozenset[int]
     """Arguments that the call only passes by: their data is not needed."""
     unused_parameters: frozenset[int]
-    """Numbers, in its leaf's `placed`, of parameters that the call never uses, so that no gradient comes to them."""
+    """Numbers, in its leaf's `placed`, of parameters that the call never uses, or that are frozen when it is made: no
+    gradient comes to them."""
     attributes: tuple[str, ...]
     """The attributes that the call writes on its leaf's modules, by the modules' numbers and names."""
     metas: tuple[Meta, ...]

@@ -122,7 +122,11 @@ def observe(
             attributes += [key for key in _holding(leaf, watch.written_plain) if key not in attributes]
         passed_by = [i for i, tensor in enumerate(tensors) if leaf is not None and storage_id(tensor) not in watch.used]
         places = {id(item): number for number, item in enumerate(() if leaf is None else leaf.placed)}
-        unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
+        unused_parameters = [
+            places[id(item)]
+            for item, tensor in held
+            if storage_id(tensor) not in watch.used or (item.is_parameter and not item.is_trained)
+        ]
     name, flags = name_of(target), None if leaf is None else leaf.flags
     result_parts = (described.template, output_metas, described.changes)
     has_own_draws = not (is_real or generators.were_seeded or _holds_compiled(target))

@@ -29,6 +29,7 @@ from torch import nn
 
 from farspan.call.pytree.construction import used_kinds
 from farspan.call.surroundings.code import content_of, globals_of
+from farspan.torch_private import ADAPTIVE_RESULT
 
 __all__ = ["FACTORIES", "Known", "in_modules", "is_fixed", "name_of", "of_program"]
 
@@ -115,6 +116,7 @@ def _fixed() -> dict[str, type]:
         nn.Parameter,
         nn.Module,
         nn.utils.rnn.PackedSequence,
+        ADAPTIVE_RESULT,
     ]
     return {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds if isinstance(kind, type)}
 

@@ -5,8 +5,10 @@ brought up to date when they are next used.
     optimizer.step()                        changed                                 stale
     sd["head.weight"].sum()                                                         fetched, then summed
 
-So is a part of a plain tensor to which the program has set a parameter's data: `p.data = flat[:3]`. A parameter that
-gets other memory (`p.data = v`) leaves them behind: they are copies of its old memory then, wherever that goes.
+So is a part of a plain tensor to which the program has set a parameter's data: `p.data = flat[:3]`; and what the
+program or a module has had of a parameter's memory since before `distribute`: `w = p.data`, the `weight` of the old
+spectral_norm. A parameter that gets other memory (`p.data = v`) leaves them behind: they are copies of its old memory
+then, wherever that goes.
 """
 
 from __future__ import annotations
@@ -83,10 +85,17 @@ class Copies:
         if not any(copy.placed is placed and copy.old is None and not copy.storage.expired() for copy in known):
             self.by_storage[storage._cdata] = [_Copy(placed, StorageWeakRef(storage), self.epoch)]
 
-    def add_part(self, part: torch.Tensor, placed: Placed) -> None:
-        """The program has set a parameter's data to a part of other memory, which it may use by other names."""
+    def add_part(self, part: torch.Tensor, placed: Placed, *, is_known: bool = True) -> None:
+        """A parameter's data are a part of other memory, which the program may use by other names.
+
+        Args:
+            part: As it lies there.
+            placed: The parameter.
+            is_known: Whether every rank has there what its owner has.
+        """
         storage = part.untyped_storage()
-        copy = _Copy(placed, StorageWeakRef(storage), self.epoch, int(part.storage_offset()), part.stride())
+        epoch = self.epoch if is_known else -1
+        copy = _Copy(placed, StorageWeakRef(storage), epoch, int(part.storage_offset()), part.stride())
         self.by_storage.setdefault(storage._cdata, []).append(copy)
 
     def memory_of(self, placed: Placed) -> torch.Tensor | None:
@@ -159,6 +168,8 @@ class Copies:
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function has written into parameters, at their owners and into the copies. Of what was in slices when the
         program got it, the owner has a copy, too."""
+        if _has_recorded((args, kwargs)):
+            self._recorder.engine.barrier("a tensor of a state dictionary has been written")  # others may still fetch
         self._recorder.engine.parameters_changed()
         for tensor in plain_in((args, kwargs)):
             for copy in self._of(tensor):
@@ -189,7 +200,7 @@ class Copies:
 
     def refresh(self, used: Any) -> None:
         """Bring what is about to be used up to date."""
-        for tensor in plain_in(used):
+        for tensor in plain_in(used) if self.by_storage else ():
             for copy in self._of(tensor):
                 self._refresh(copy, tensor.untyped_storage())
 
@@ -217,11 +228,12 @@ class Copies:
         if copy.old is not None:
             self._refresh_old(copy, storage)
             return
-        reserved = reserved_memory.get(storage._cdata)
-        if copy.epoch == self.epoch and (reserved is None or reserved.is_filled):
+        reserved, placed = reserved_memory.get(storage._cdata), copy.placed
+        if placed.is_written and not placed.is_parameter:  # batch statistics, which each forward changes
+            self._recorder.before_read(placed.tensor)
+        elif copy.epoch == self.epoch and (reserved is None or reserved.is_filled):
             return
         copy.epoch = self.epoch
-        placed = copy.placed
         if reserved is not None:
             reserved.fill()
             return
@@ -302,6 +314,13 @@ def plain_in(item: Any) -> Iterator[torch.Tensor]:
             yield from plain_in(each)
     elif isinstance(item, dict):
         yield from plain_in(list(item.values()))
+
+
+def _has_recorded(item: Any) -> bool:
+    """Returns whether there are recorded tensors among arguments, at any depth."""
+    if isinstance(item, dict):
+        item = list(item.values())
+    return any(map(_has_recorded, item)) if isinstance(item, (list, tuple)) else type(item) is LazyTensor
 
 
 def what_is_written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
