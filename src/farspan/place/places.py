@@ -18,6 +18,7 @@ from farspan.profile import keepers, tied
 from farspan.record.surgery.real import without_weak_references
 from farspan.record.team.team_tensor import SplitStage
 from farspan.schedule import LEAST_WEIGHT_WORK_S
+from farspan.torch_private import DisableTorchFunction
 
 __all__ = ["place_first", "replace_plan"]
 
@@ -45,8 +46,9 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     if engine.groups.shards is not None:
         with without_weak_references(model):
             engine.groups.shards.release(placed)
-    for memory, item in memory_of_others:
-        engine.recorder.copies.add_part(memory, item, is_known=False)
+    with DisableTorchFunction():  # else the questions after the second one's memory would read the first one
+        for memory, item in memory_of_others:
+            engine.recorder.copies.add_part(memory, item, is_known=False)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
 
