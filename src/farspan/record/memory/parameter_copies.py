@@ -240,7 +240,7 @@ class Copies:
         if placed.is_owned and placed.tensor.untyped_storage()._cdata == storage._cdata:
             return
         data = self._recorder.engine.read_parameter(placed)
-        with torch.no_grad():
+        with torch.no_grad(), DisableTorchFunction():  # this is no write of the program's
             _in_memory(copy, storage, data).copy_(data)
 
     def _refresh_old(self, copy: _Copy, storage: Any) -> None:
@@ -250,7 +250,7 @@ class Copies:
             data = old.read()
             if data.untyped_storage()._cdata != storage._cdata:
                 _keep_value(before, storage)
-                with torch.no_grad():
+                with torch.no_grad(), DisableTorchFunction():
                     _in_memory(copy, storage, data).copy_(data)
 
     def _write_old(self, copy: _Copy, storage: Any) -> None:
