@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,19 @@ def test_a_name_is_given_to_a_module() -> None:
         model, other = distribute(model), distribute(other)
         steps(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
         return other(weight).tolist()
+
+    same_everywhere(program, 2)
+
+
+def test_another_model_loads_a_name() -> None:
+    """One that a single rank owns: bringing it up to date on the others is no write, which all ranks would await."""
+
+    def program(model: nn.Module, distribute: Distribute) -> Any:
+        state, other = dict([next(iter(model.state_dict().items()))]), copy.deepcopy(model)
+        model, other = distribute(model), distribute(other)
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+        other.load_state_dict(state, strict=False)
+        return weights(other)
 
     same_everywhere(program, 2)
 
