@@ -130,6 +130,32 @@ def test_bad_use_is_told_in_three_parts(farspan, words, says):
     assert len(result.stderr.splitlines()) <= 8
 
 
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        ("run --processes 2 train.py", "farspan run: unrecognized arguments: --processes.", "-n, --num-processes"),
+        ("run -n 2 --max_restart=3 train.py", "farspan run: unrecognized arguments", "--max-restarts"),
+        ("run --nproc-per-node 2 train.py", "farspan run: unrecognized arguments", "farspan run --help"),
+        ("plan --stage 2 train.py", "farspan plan: unrecognized arguments: --stage.", "--stages"),
+        ("ckpt ls --jsn checkpoints", "farspan ckpt ls: unrecognized arguments: --jsn.", "--json"),
+        ("rnu -n 2 train.py", "'rnu' is no command", "farspan run -n 2 train.py"),
+        ("train.py --lr 1", "'train.py' is no command", "farspan run -n 2 train.py --lr 1"),
+        ("other.py --lr 1", "'other.py' is no command", "farspan --help"),
+        ("-n 2 train.py", "farspan has no option '-n'", "farspan run -n 2 train.py"),
+        ("--verbose run -n 2 train.py", "farspan has no option '--verbose'", "farspan run --verbose -n 2 train.py"),
+        ("run 2 train.py --lr 1", "how many processes?", "farspan run -n 2 train.py --lr 1"),
+        ("run --join a:29400 train.py", "how many processes?", "farspan run -n 4 --join a:29400 train.py"),
+    ],
+)
+def test_bad_use_names_the_command_and_what_was_probably_meant(tmp_path, monkeypatch, capsys, line, what, hint):
+    (tmp_path / "train.py").write_text(SHOW)
+    monkeypatch.chdir(tmp_path)
+    assert main_module.main(line.split()) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert what in said[0] and said[1].startswith("  why  ") and said[2].startswith(f"  try  {hint}")
+    assert len(said) == 3
+
+
 def test_report_explains_and_draws_a_step(farspan, tmp_path):
     from tests.report.test_report_measured import ROWS, step
 

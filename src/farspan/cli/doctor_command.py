@@ -13,9 +13,9 @@ __all__ = ["add_command"]
 
 _EXAMPLES = """\
 examples:
-  farspan doctor                                        this machine
-  farspan doctor --hosts a:2,b:4                        all hosts, and the links between them
-  farspan doctor --hosts hosts.txt --out cluster.toml   and the file for farspan plan --cluster
+  farspan doctor                                        # this machine
+  farspan doctor --hosts a:2,b:4                        # all hosts, and the links between them
+  farspan doctor --hosts hosts.txt --out cluster.toml   # and the file for farspan plan --cluster
 """
 
 

@@ -15,11 +15,11 @@ from farspan.units import MAX_COUNT
 if TYPE_CHECKING:
     from farspan.planner.pipeline import Pipeline
 
-__all__ = ["add_command"]
+__all__ = ["add_command", "check_use"]
 
 _EXAMPLES = """examples:
-  farspan plan train.py --lr 3e-4                       for this machine; --lr is the script's
-  farspan plan --cluster cluster.toml train.py          for machines that need not be there
+  farspan plan train.py --lr 3e-4                       # for this machine; --lr is the script's
+  farspan plan --cluster cluster.toml train.py          # for machines that need not be there
   farspan plan --cluster cluster.toml --roofline train.py
   farspan plan --max-memory 14GiB --pin 'decoder.*=rank:1' --together 'embed,head' train.py
   farspan plan --graph graph.json --cluster cluster.toml
@@ -61,7 +61,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    check_use(arguments)
     if arguments.script_argv:
         return plan_script(arguments)
 
@@ -81,7 +81,12 @@ def _execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def check_use(arguments: argparse.Namespace) -> None:
+    """Refuses options that do not go together, and a command line with nothing to plan.
+
+    Raises:
+        PlanError: It says which.
+    """
     is_script = bool(arguments.script_argv)
     if is_script == (arguments.graph is not None):
         raise PlanError(

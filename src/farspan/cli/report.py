@@ -11,10 +11,10 @@ from farspan.outputs import check_outputs, write_output, write_text
 __all__ = ["add_command"]
 
 _EPILOG = """examples:
-  farspan run -n 4 --report step.json train.py     measures a step
-  farspan report step.json                         says where its time went
-  farspan report step.json --html step.html        and draws it, below what was planned
-  farspan report step.json --perfetto trace.json   for https://ui.perfetto.dev
+  farspan run -n 4 --report step.json train.py     # measures a step
+  farspan report step.json                         # says where its time went
+  farspan report step.json --html step.html        # and draws it, below what was planned
+  farspan report step.json --perfetto trace.json   # for https://ui.perfetto.dev
 """
 
 

@@ -16,7 +16,7 @@ from farspan.outputs import check_outputs
 if TYPE_CHECKING:
     from farspan.launch.hosts import Fleet
 
-__all__ = ["add_command", "split_script"]
+__all__ = ["add_command", "check_use", "split_script"]
 
 _MOST_PROCESSES = 4096
 _SUFFIXES = (".html", ".svg", ".json")
@@ -166,11 +166,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
     if arguments.verbose:
         environment["FARSPAN_VERBOSE"] = "1"
-    if arguments.debug is not None:
-        _check_debugged(arguments)
-    if arguments.role:
-        _check_roles(arguments)
-    _check_count(arguments)
+    check_use(arguments)
     fleet: Fleet | None = None
     if arguments.join is not None:
         from farspan.launch.hosts import join_run, read_address
@@ -206,6 +202,19 @@ def _execute(arguments: argparse.Namespace) -> int:
     )
 
 
+def check_use(arguments: argparse.Namespace) -> None:
+    """Refuses options that do not go together, and a command line without a number of processes.
+
+    Raises:
+        LaunchError: It says which.
+    """
+    if arguments.debug is not None:
+        _check_debugged(arguments)
+    if arguments.role:
+        _check_roles(arguments)
+    _check_count(arguments)
+
+
 def _check_debugged(arguments: argparse.Namespace) -> None:
     """Refuses what cannot be while a debugger is in one rank."""
     others = {
@@ -234,10 +243,15 @@ def _check_count(arguments: argparse.Namespace) -> None:
     """Refuses a command line that does not say how many processes there are."""
     is_said = arguments.hosts is not None or (bool(arguments.role) and arguments.join is None)
     if arguments.num_processes is None and not is_said:
+        script: list[str] = arguments.script_argv
+        count = "4"
+        if len(script) > 1 and script[0].isdecimal():  # farspan run 2 train.py
+            count, *script = script
+        join = "" if arguments.join is None else f"--join {arguments.join} "
         raise LaunchError(
             "how many processes?",
             why="-n is missing, or --hosts, or --role; options of farspan run come before the script.",
-            hint=f"farspan run -n 4 {' '.join(arguments.script_argv) or 'train.py'}",
+            hint=f"farspan run -n {count} {join}{' '.join(script) or 'train.py'}",
         )
 
 

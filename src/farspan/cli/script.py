@@ -21,9 +21,7 @@ __all__ = ["add_arguments", "check_script", "profile_script", "split_script"]
 _WITH_VALUE = (
     "--graph",
     "--cluster",
-    "--objective",
     "--micro-batches",
-    "--seconds",
     "--output",
     "--html",
     "--explain",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from farspan.errors import LaunchError, quoted
 from farspan.units import parse_count
@@ -18,10 +18,28 @@ _MOST_HOSTS = 4096
 class Parser(argparse.ArgumentParser):
     """Raises a LaunchError for bad use, instead of ending the process."""
 
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Reads a command line; a word that this parser does not know is its own error, not that of `farspan`."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(f"unrecognized arguments: {' '.join(unknown)}", self._nearest_option(unknown[0]))
+        return known, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong with the command line."""
-        usage = self.format_usage().strip().removeprefix("usage: ")
-        raise LaunchError(f"{self.prog}: {message}.", why=f"its use is {usage}", hint=f"{self.prog} --help")
+        self._refuse(message, "")
+
+    def _refuse(self, message: str, nearest: str) -> NoReturn:
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        hint = f"{nearest}     all options: " if nearest else ""
+        raise LaunchError(f"{self.prog}: {message}.", why=f"its use is {usage}", hint=f"{hint}{self.prog} --help")
+
+    def _nearest_option(self, word: str) -> str:
+        import difflib  # only where it is of use: on the way of every start
+
+        name = word.partition("=")[0].replace("_", "-")
+        near = difflib.get_close_matches(name[:100], self._option_string_actions, n=1, cutoff=0.6)
+        return ", ".join(self._option_string_actions[near[0]].option_strings) if near else ""
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:

@@ -10,11 +10,11 @@ from farspan.cli.checkpoint import diff, export, import_files, ls, reshard, veri
 __all__ = ["add_command"]
 
 _EPILOG = """examples:
-  farspan ckpt ls checkpoints                          what is there
-  farspan ckpt verify checkpoints/step-200             reads all of it, and compares it with its checksums
-  farspan ckpt export checkpoints model/               the model, as safetensors files that transformers loads
-  farspan ckpt export checkpoints model.pt             or as a file for torch.load
-  farspan ckpt import model.safetensors checkpoints    the reverse
+  farspan ckpt ls checkpoints                          # what is there
+  farspan ckpt verify checkpoints/step-200             # reads all of it, and compares it with its checksums
+  farspan ckpt export checkpoints model/               # the model, as safetensors files that transformers loads
+  farspan ckpt export checkpoints model.pt             # or as a file for torch.load
+  farspan ckpt import model.safetensors checkpoints    # the reverse
   farspan ckpt diff checkpoints/step-100 checkpoints/step-200
 """
 

@@ -12,8 +12,8 @@ __all__ = ["add_command"]
 _EXAMPLES = """\
 examples:
   farspan run -n 4 --log-dir logs train.py
-  farspan top logs                          until Ctrl-C, or until the run is over
-  farspan top logs --once                   one table
+  farspan top logs                          # until Ctrl-C, or until the run is over
+  farspan top logs --once                   # one table
 """
 
 
