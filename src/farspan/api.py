@@ -24,7 +24,7 @@ from farspan.execute.shards.shards import begin_sharding, check_shard
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
 from farspan.place.alone import runs_as_it_is
-from farspan.place.asked_plan import check_wide, choose_plan, hints_of
+from farspan.place.asked_plan import check_seed, check_wide, choose_plan, hints_of
 from farspan.place.deferred.context import deferred_init as deferred_init
 from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
 from farspan.place.kept_plan import Widths
@@ -38,7 +38,7 @@ from farspan.place.mesh.tensor import with_sums
 from farspan.place.places import place_first
 from farspan.place.pretrained.load import load_pretrained as load_pretrained
 from farspan.place.repartition.stragglers import watch_of
-from farspan.place.suitable import built_model, check_model
+from farspan.place.suitable import built_model, check_is_new, check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints
@@ -178,13 +178,12 @@ def distribute(
         torch.Size([3, 2])
     """
     model = built_model(model)
-    if model in plan_by_model:
-        raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
     if mesh is not None:
         given = {"data_parallel": data_parallel, "stages": None if stages == "auto" else stages}
         ways = axes_of(mesh, num_ranks_to_be(), **given, tensor_parallel=tensor_parallel)
         data_parallel, stages, tensor_parallel = ways
+    check_seed(seed)
     check_micro_batches(micro_batches)
     check_shard(shard, data_parallel)
     check_tensor_parallel(tensor_parallel, plan, pins=pins, together=together, max_memory=max_memory, measure=measure)
@@ -203,6 +202,7 @@ def distribute(
     axis = tensor_axis(engine, model, tensor_parallel, plan, stages, micro_batches)
     begin_recording(engine)
     adapt_trainers()
+    check_is_new(engine, model)
     if not engine.recorder.roots:
         engine.seed_draws(seed)  # from_rank may have made the engine
     begin_sharding(engine, shard)
@@ -263,7 +263,8 @@ def plan_of(model: nn.Module) -> Plan:
     edited."""
     plan = plan_by_model.get(model)
     if plan is None:
-        raise PlanError("this model has not been distributed.", hint="model = farspan.distribute(model)")
+        why = "a plan is of the object that distribute was given, not of a copy or of a module around it."
+        raise PlanError("this model has not been distributed.", why=why, hint="model = farspan.distribute(model)")
     return plan
 
 

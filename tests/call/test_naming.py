@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from tests.support.launcher import TIMEOUT_S
+
+from farspan.call import naming
+from farspan.call.naming import find_where
 
 PROGRAM = """
 import torch
@@ -33,3 +37,13 @@ def test_torch_is_not_the_users_behind_a_symbolic_link(tmp_path: Path) -> None:
     torch_file, users_file = done.stdout.splitlines()
     assert torch_file.startswith(str(link))
     assert users_file == "<string>"
+
+
+def test_a_with_of_ours_is_at_the_users_line() -> None:
+    """`load_state_dict` on one rank alone was said to be at a line of Python's contextlib."""
+    made: dict[str, Any] = {"find_where": find_where, "found": []}
+    body = "import contextlib\n@contextlib.contextmanager\ndef ours():\n    found.append(find_where())\n    yield"
+    exec(compile(body, naming.__file__, "exec"), made)
+    with made["ours"]():
+        pass
+    assert made["found"][0][0].co_filename == __file__

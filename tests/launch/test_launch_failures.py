@@ -43,6 +43,12 @@ def test_rank_0_s_traceback_is_not_repeated(job):
     assert "rank 0 of 2 failed: exit code 1.\n  why   ValueError: boom\n  Its own output is above." in err
 
 
+def test_a_script_that_asks_for_its_rank_is_told_that_there_is_one_process(job):
+    code, _, err = job.run("if rank == 1: os.environ['RANK']\ntime.sleep(100)", grace_s=0.1)
+    assert code == 1
+    assert "  why   KeyError: 'RANK'\n" in err and "  try   to the script there is one process: leave out init" in err
+
+
 def test_exit_code_is_the_culprit_s(job):
     code, _, err = job.run("print('last words')\nif rank == 1: sys.exit(7)")
     assert code == 7

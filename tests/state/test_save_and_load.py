@@ -319,6 +319,8 @@ def test_a_folder_that_the_ranks_do_not_share_is_said(tmp_path: Path, monkeypatc
 
 
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is nothing to save"):
+        farspan.save(tmp_path, step=1)
     with pytest.raises(CheckpointError, match="extra/f cannot be saved"):
         farspan.save(tmp_path / "a", extra={"f": print})
     with pytest.raises(CheckpointError, match="no checkpoint in"):

@@ -3,6 +3,7 @@ call."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,16 @@ RUNNING_STATISTICS: dict[Any, str] = {
 
 _is_users: dict[str, bool] = {}
 """By file: whether its code is the user's, not torch's or farspan's."""
-_NOT_USERS = tuple(
-    f"{folder}/"
-    for file, above in ((__file__, 1), (torch.__file__, 0))
-    for folder in dict.fromkeys((Path(file).parents[above], Path(file).resolve().parents[above]))
+_NOT_USERS = (
+    *(
+        f"{folder}/"
+        for file, above in ((__file__, 1), (torch.__file__, 0))
+        for folder in dict.fromkeys((Path(file).parents[above], Path(file).resolve().parents[above]))
+    ),
+    contextlib.__file__,
 )
-"""Folders of farspan and torch, as Python names them and without symbolic links."""
+"""Folders of farspan and torch, as Python names them and without symbolic links; and what stands between them and the
+program where one of them is in a `with`."""
 
 
 def name_of(function: Any) -> str:

@@ -16,6 +16,7 @@ from farspan.plan import Place, Team, Worker, format_place, format_places, parse
 from farspan.program.options import Settings
 
 __all__ = [
+    "check_devices",
     "check_rank",
     "device_at",
     "device_of",
@@ -64,6 +65,26 @@ def worker_at(place: Place) -> Worker:
             why=str(error).splitlines()[0],
             hint=f'"rank:{place.rank}"  or  "rank:{place.rank}/cuda:0"',
         ) from error
+
+
+def check_devices(teams: Sequence[Team], rank: int) -> None:
+    """Raise if a stage of this rank is on a device that this process has not.
+
+    Raises:
+        PlanError: It names the stage and the device.
+    """
+    for stage, team in enumerate(teams):
+        for worker in team.members:
+            if worker.rank != rank:
+                continue
+            try:
+                torch.empty(0, device=worker.device)
+            except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises without CUDA
+                raise PlanError(
+                    f"stage {stage} of the plan is on 'rank:{rank}/{worker.device}', which rank {rank} has not.",
+                    why=f"torch says: {str(error).splitlines()[0]}",
+                    hint=f'"rank:{rank}", which is the device that it has',
+                ) from error
 
 
 @functools.cache

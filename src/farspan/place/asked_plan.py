@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from farspan.errors import PlanError
+from farspan.errors import PlanError, quoted
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import units_of
 
-__all__ = ["check_wide", "choose_plan", "hints_of"]
+__all__ = ["check_seed", "check_wide", "choose_plan", "hints_of"]
 
 _OWN_WIDTHS = 'leave it out, or write wide stages yourself: plan={"blocks.*": "rank:0+rank:1", "head": "rank:2"}'
 
@@ -69,6 +70,16 @@ def check_wide(*, is_open: bool, is_measured: bool) -> None:
         )
 
 
+def check_seed(seed: Any) -> None:
+    """Raise unless it is None or a whole number."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
+        raise PlanError(
+            f"seed={quoted(seed)} is no seed.",
+            why=f"a seed is a whole number; this is of type {type(seed).__name__}.",
+            hint="farspan.distribute(model, seed=0)",
+        )
+
+
 def choose_plan(
     model: nn.Module,
     plan: Any,
@@ -106,12 +117,14 @@ def choose_plan(
         chosen = Plan.load(Path(plan))
     else:
         raise PlanError(
-            f"plan={plan!r} is no plan.",
+            f"plan={quoted(plan)} is no plan.",
+            why=f"a {type(plan).__name__} does not say which module lies where.",
             hint='plan="auto", a farspan.Plan, the path of its JSON file, or a mapping of names',
         )
     if hints.stages is not None and hints.stages != chosen.num_stages:
         raise PlanError(
             f"stages={hints.stages} was asked for, the plan has {chosen.num_stages}.",
+            why="stages= is for automatic plans.",
             hint="leave out one of plan= and stages=",
         )
     return chosen

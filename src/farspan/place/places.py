@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from farspan.call.remat.repeated_blocks import repeated_blocks
+from farspan.errors import PlanError
 from farspan.execute.engine import Engine
-from farspan.execute.teams import team_at
+from farspan.execute.teams import check_devices, team_at
 from farspan.place.mesh.tensor import split_stages
 from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
@@ -36,6 +37,11 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     again = _computed_again(model, plan)
     layouts = _layouts(engine, model, plan)
     engine.agreement_of_all.agree_on("plan", plan.to_json())
+    try:
+        check_devices(resolved.teams, engine.rank)
+    except PlanError as error:  # which no other rank finds
+        engine.side.fail(error)
+        raise
     give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
     prefix = f"model{number}." if number else ""

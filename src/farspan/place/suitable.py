@@ -1,20 +1,24 @@
-"""Checks that a model can be distributed: all its weights are there, and its code is Python."""
+"""Checks that a model can be distributed: all its weights are there, its code is Python, and nothing else has it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from farspan.errors import PlanError
+from farspan.execute.engine import Engine
 from farspan.place.deferred.context import deferred_init
+from farspan.record.parameters.copying import plan_by_model
 from farspan.torch_private import is_fake, is_wrapped
 
-__all__ = ["built_model", "check_memory", "check_model"]
+__all__ = ["built_model", "check_is_new", "check_memory", "check_model"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -23,8 +27,15 @@ def check_model(model: nn.Module) -> None:
     """Raise if the calls of a model could not be recorded; before the ranks exchange anything about it.
 
     Raises:
-        PlanError: A parameter or buffer has no shape yet, or a module with weights is scripted or traced.
+        PlanError: It has been distributed; a parameter or buffer has no shape yet; or a module with weights is scripted
+            or traced.
     """
+    if model in plan_by_model:
+        raise PlanError(
+            "this model has been distributed already.",
+            why="its modules and parameters have their places.",
+            hint="call farspan.distribute(model) once; another plan is for another model",
+        )
     for name, item in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(item):
             raise PlanError(
@@ -78,6 +89,48 @@ def check_memory(model: nn.Module) -> None:
             part.fill_(number)
 
 
+def check_is_new(engine: Engine, model: nn.Module) -> None:
+    """Raise if other things divide a model among the ranks too; from now on DistributedDataParallel raises for it.
+
+    Raises:
+        PlanError: A part of it has been distributed, or it has a module of torch's DistributedDataParallel.
+    """
+    if engine.num_ranks == 1:
+        return
+    for name, parameter in model.named_parameters():
+        placed = engine.recorder.placed.get(id(parameter))
+        if placed is not None and placed.tensor is parameter:
+            raise PlanError(
+                f"the parameter '{name}' is of a model that has been distributed already.",
+                why="it has its place there, and a parameter has one.",
+                hint="call farspan.distribute once, for the module around all of them",
+            )
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise _wrapped("the model is in DistributedDataParallel.")
+    _refuse_wrapping()
+
+
+def _wrapped(what: str) -> PlanError:
+    return PlanError(
+        what,
+        why="that averages the gradients of processes which have the whole model each; these ranks have parts of one.",
+        hint="leave it and init_process_group out; farspan.distribute(model, data_parallel=2) averages over two groups",
+    )
+
+
+@functools.cache
+def _refuse_wrapping() -> None:
+    make = DistributedDataParallel.__init__
+
+    @functools.wraps(make)
+    def checked(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if any(each in plan_by_model for each in module.modules()):
+            raise _wrapped("a distributed model is given to DistributedDataParallel.")
+        make(self, module, *args, **kwargs)
+
+    DistributedDataParallel.__init__ = checked
+
+
 def _has_weights(module: nn.Module) -> bool:
     return next(chain(module.parameters(), module.buffers()), None) is not None
 
@@ -95,6 +148,7 @@ def built_model(model: _Model | Callable[[], _Model]) -> _Model:
     if not isinstance(built, nn.Module):
         raise PlanError(
             f"distribute takes a torch.nn.Module, not a {type(built).__name__}.",
+            why="the modules of one model are what the ranks divide among them.",
             hint="model = farspan.distribute(model)",
         )
     return built  # type: ignore[return-value]

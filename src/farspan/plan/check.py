@@ -161,6 +161,6 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _wrong(key: str, value: object, expected: str) -> PlanError:
     return PlanError(
         f'"{key}" cannot be {quoted(value)}.',
-        why="" if isinstance(value, str) else f"it is of type {type(value).__name__}.",
+        why="such a text means nothing here." if isinstance(value, str) else f"it is of type {type(value).__name__}.",
         hint=f'"{key}": {expected}',
     )

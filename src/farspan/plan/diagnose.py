@@ -35,7 +35,7 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
         if max(plan.ranks_of(stage)) >= world_size:
             return PlanError(
                 f"stage {stage} of the plan is on '{text}', a rank that does not exist.",
-                why=f"{mismatch}; ranks count from 0.",
+                why=f"{mismatch}; the ranks here are {_listed([f'rank:{rank}' for rank in range(world_size)])}.",
                 hint=hint,
             )
     if absent and not may_idle:

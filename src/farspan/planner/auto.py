@@ -68,9 +68,8 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
     elif len(units) < num_stages:
         raise PlanError(
             f"no plan has {num_stages} stages for this model.",
-            why=f"it has {len(units)} modules with parameters that can be placed on their own"
-            + (f": {', '.join(repr(unit.name) for unit in units)}." if units else "."),
-            hint=f"stages={max(len(units), 1)} on as many ranks, or a model of more modules",
+            why=f"{_named(units)}.",
+            hint=f"farspan run -n {len(units) or 1}, which is stages={len(units) or 1}; or data_parallel={num_stages}",
         )
     else:
         stage_of = partition([unit.cost for unit in units], num_stages, cut_costs=cut_costs(units), slack=_SLACK)
@@ -80,6 +79,15 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
         placement=placement,
         estimates=_estimates(units, stage_of, num_stages),
     )
+
+
+def _named(units: Sequence[Unit]) -> str:
+    """Says which modules can be placed, for an error."""
+    if not units:
+        return "none of its modules has parameters, and one without goes where its inputs are"
+    names = [repr(unit.name) if unit.name else "the whole model" for unit in units]
+    many = f"{len(names)} modules with parameters can be placed on their own"
+    return f"{many if len(names) > 1 else '1 module with parameters can be placed on its own'}: {', '.join(names)}"
 
 
 def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: Hints) -> Plan:

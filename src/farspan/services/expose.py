@@ -132,7 +132,10 @@ def expose(name: str, obj: object, *, methods: Collection[str] | None = None, th
             hint='farspan.expose("buffer", object)',
         )
     if type(threads) is not int or threads < 1:
-        raise LaunchError(f"threads={quoted(threads)} is no number of threads.", hint="threads=1, in order of arrival")
+        why = "it is how many calls may run at a time: a whole number from 1."
+        raise LaunchError(
+            f"threads={quoted(threads)} is no number of threads.", why=why, hint="threads=1, in order of arrival"
+        )
     return Exposed(name, _methods_of(obj, methods), threads, names_of_run())
 
 
@@ -151,7 +154,9 @@ def _methods_of(obj: object, methods: Collection[str] | None) -> dict[str, Calla
             )
     if not found:
         raise LaunchError(
-            f"a {kind.__qualname__} has no methods that could be exposed.", hint="an object of a class with methods"
+            f"a {kind.__qualname__} has no methods that could be exposed.",
+            why="methods are those of the class whose names do not begin with _.",
+            hint="an object of a class with methods",
         )
     taken = next((each for each in _OF_SERVICE if each in found), None)
     if taken is not None:

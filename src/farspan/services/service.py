@@ -190,8 +190,11 @@ def service(name: str, *, timeout: float | None = None) -> Service:
         >>> exposed.close()
     """
     if not isinstance(name, str):
-        raise LaunchError(f"{quoted(name)} is no name of a service.", hint='farspan.service("buffer")')
+        raise LaunchError(
+            f"{quoted(name)} is no name of a service.", why="it is a text.", hint='farspan.service("buffer")'
+        )
     timeout_s = settings.seconds("DEADLINE", default=300.0) if timeout is None else float(timeout)
     if not 0.0 < timeout_s < threading.TIMEOUT_MAX:
-        raise LaunchError(f"timeout={timeout_s:g} is no number of seconds above 0.", hint="timeout=60")
+        why = "it is how long the name, and each result, is waited for."
+        raise LaunchError(f"timeout={timeout_s:g} is no number of seconds above 0.", why=why, hint="timeout=60")
     return Service(name, timeout_s)

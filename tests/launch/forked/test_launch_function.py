@@ -26,14 +26,14 @@ def train(num_steps, *, name, distribute=farspan.distribute):
     net = distribute(model, measure=False) if distribute else model
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(num_steps):
+        if name == "fails" and step and farspan.rank() == 1:
+            raise ValueError("boom")
         optimizer.zero_grad()
         loss = net(x[:4, :8]).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     print(name, losses, os.environ.get("FARSPAN_WORLD_SIZE"), flush=True)
-    if name == "fails" and farspan.rank() == 1:
-        raise ValueError("boom")
 """
 
 
@@ -49,7 +49,7 @@ def test_a_function_of_a_session_runs_in_several_ranks_with_the_numbers_of_one()
         "farspan.launch(train, 3, name='ours', processes=2)\n"
         "train(3, name='ours', distribute=None)\n"
         "print('here', len(losses), 'FARSPAN_RANK' in os.environ)\n"
-        "try: farspan.launch(train, 1, name='fails', processes=2)\n"
+        "try: farspan.launch(train, 2, name='fails', processes=2)\n"
         "except Exception as error: print(type(error).__name__, error.what)\n"
     )
     lines = done.stdout.splitlines()
@@ -59,6 +59,8 @@ def test_a_function_of_a_session_runs_in_several_ranks_with_the_numbers_of_one()
     assert lines[2] == "here 3 False"
     assert lines[-1] == "LaunchError rank 1 of 2 failed: exit code 1."
     assert "ValueError: boom" in done.stderr
+    assert "RemoteError: rank 1" in done.stderr  # rank 0 hears it, and takes it for no divergence
+    assert "DivergenceError" not in done.stderr
 
 
 def test_output_and_errors_are_where_a_notebook_shows_them(capsys: pytest.CaptureFixture[str]) -> None:

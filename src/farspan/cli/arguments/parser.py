@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from farspan.errors import LaunchError, quoted
@@ -18,9 +18,9 @@ _MOST_HOSTS = 4096
 class Parser(argparse.ArgumentParser):
     """Raises a LaunchError for bad use, instead of ending the process."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Reads a command line; a word that this parser does not know is its own error, not that of `farspan`."""
-        known, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(None if args is None else list(args), namespace)
         if unknown:
             self._refuse(f"unrecognized arguments: {' '.join(unknown)}", self._nearest_option(unknown[0]))
         return known, unknown

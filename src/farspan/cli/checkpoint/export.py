@@ -41,7 +41,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     most = parse_amount(arguments.max_shard_size, BYTES)
     if most is None or most <= 0:
         what = f"--max-shard-size {quoted(arguments.max_shard_size)} is no size."
-        raise CheckpointError(what, hint="--max-shard-size 5GB")
+        raise CheckpointError(what, why="a size is a number with a unit.", hint="--max-shard-size 5GB")
     with open_source(arguments.path, key=arguments.key, folders=arguments.files) as source:
         is_torch = arguments.out.endswith(_TORCH)
         files = write_torch(source, arguments.out) if is_torch else write_safetensors(source, arguments.out, most)

@@ -38,7 +38,8 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     if is_of_farspan(arguments.path):
         what = f"{arguments.path} is a checkpoint of farspan already."
-        raise CheckpointError(what, hint=f"farspan ckpt reshard {arguments.path} {arguments.out} --ranks N")
+        hint = f"farspan ckpt reshard {arguments.path} {arguments.out} --ranks N"
+        raise CheckpointError(what, why="import makes one of other files.", hint=hint)
     with open_source(arguments.path, key=arguments.key) as source:
         path = write_checkpoint(source, arguments.out, arguments.ranks, arguments.step)
     write(arguments, {"checkpoint": path, "num_tensors": len(source.tensors)}, f"{path}: {len(source.tensors)} tensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from farspan.cli.arguments import Parser, whole_number
 from farspan.cli.checkpoint.options import add_files, add_json, make_parser, write
@@ -35,7 +36,11 @@ def _execute(arguments: argparse.Namespace) -> int:
     found = checkpoint_at(arguments.path)
     if found is None:
         what = f"{arguments.path} is no checkpoint, and holds none."
-        raise CheckpointError(what, hint=f"farspan ckpt import {arguments.path} {arguments.out}, of other files")
+        raise CheckpointError(
+            what,
+            why=f"looked in {os.getcwd()}.",
+            hint=f"farspan ckpt import {arguments.path} {arguments.out}, of other files",
+        )
     with CheckpointSource(found, arguments.files, is_whole=True) as source:
         path = write_checkpoint(source, arguments.out, arguments.ranks)
     value = {"checkpoint": path, "from": found, "num_tensors": len(source.tensors)}

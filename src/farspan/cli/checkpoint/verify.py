@@ -28,7 +28,9 @@ def _execute(arguments: argparse.Namespace) -> int:
     folders = [arguments.path] if is_checkpoint(arguments.path) else committed(arguments.path)
     if not folders:
         what = "is not there" if not os.path.exists(arguments.path) else "is no checkpoint, and holds none"
-        raise CheckpointError(f"{arguments.path} {what}.", hint="farspan ckpt ls FOLDER")
+        raise CheckpointError(
+            f"{arguments.path} {what}.", why=f"looked in {os.getcwd()}.", hint="farspan ckpt ls FOLDER"
+        )
     rows: list[dict[str, str]] = []
     lines: list[str] = []
     for folder in folders:

@@ -115,6 +115,7 @@ def begin_sharding(engine: Engine, shard: str | None) -> None:
         if shard is not None and shard != known:
             raise PlanError(
                 f'shard="{shard}" comes too late: the first model was distributed with shard={known!r}.',
+                why="what groups divide is said once, for all models of a program.",
                 hint=f'shard="{shard}" in the first farspan.distribute',
             )
     elif shard is not None:

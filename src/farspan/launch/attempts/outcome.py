@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,15 @@ __all__ = ["Outcome", "conclude"]
 
 _CODE_OF_EXCEPTION = 1
 _REASON_CHARACTERS = 400
+_VARIABLES = "RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+_OF_SEVERAL_PROCESSES = re.compile(
+    rf"KeyError: '({_VARIABLES})'$|environment variable ({_VARIABLES}) expected|Default process group has not been init"
+)
+"""What a script says that asks for its place among several processes; the second and third words are torch's."""
+_TRY_ONE_PROCESS = [
+    "  try   to the script there is one process: leave out init_process_group, DistributedDataParallel,",
+    "        DistributedSampler and what reads RANK; farspan.rank() and farspan.data_rank() say which rank this is",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +101,8 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
     if stopped:
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
         lines += [f"  then  ended after {job.given_s:g} s, still running: rank {names}"]
+    if job.num_processes > 1 and _OF_SEVERAL_PROCESSES.search(reason):
+        lines += _TRY_ONE_PROCESS
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log}"]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from farspan.launch.attempts.here import inherited_variables
@@ -164,9 +165,14 @@ def _call(function: Callable[[], Any]) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
         sys.last_value = error  # what ends an ordinary program is found there, too
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)  # by which the other ranks hear of it, too
         return _CODE_OF_EXCEPTION
     return 0
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an exception as Python does, in one piece: what goes to standard output comes by a pipe of its own."""
+    sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
 
 
 def _be_rank() -> None:
@@ -178,6 +184,7 @@ def _be_rank() -> None:
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # as in child.py
+    sys.excepthook = _show  # and not a notebook's
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):

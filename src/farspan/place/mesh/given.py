@@ -30,7 +30,9 @@ def axes_of(mesh: Any, num_ranks: int, **given: Any) -> tuple[int, int, int]:
     """
     names, ranks = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "mesh", None)
     if ranks is None or not hasattr(ranks, "tolist"):
-        raise PlanError(f"mesh={mesh!r:.60} is no DeviceMesh.", hint=f"mesh={_EXAMPLE}")
+        raise PlanError(
+            f"mesh={mesh!r:.60} is no DeviceMesh.", why=f"it is of type {type(mesh).__name__}.", hint=f"mesh={_EXAMPLE}"
+        )
     if not names or not set(names) <= set(_AXES):
         raise PlanError(
             f"the mesh's axes are named {list(names or ())}.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from farspan.errors import PlanError
+from farspan.errors import PlanError, quoted
 from farspan.execute.engine import Engine
 from farspan.plan import Plan
 from farspan.planner.mesh import best_lanes, seconds_of_work
@@ -101,6 +101,7 @@ def check_micro_batches(micro_batches: Any) -> None:
     """Raise unless it is None, "auto" or a number of micro-batches."""
     if micro_batches not in (None, "auto") and (type(micro_batches) is not int or micro_batches < 1):
         raise PlanError(
-            f"micro_batches={micro_batches!r} is no number of micro-batches.",
+            f"micro_batches={quoted(micro_batches)} is no number of micro-batches.",
+            why='it is a whole number from 1, or "auto".',
             hint='farspan.distribute(model, micro_batches=4), or "auto"',
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from farspan.errors import PlanError
+from farspan.errors import PlanError, quoted
 from farspan.plan import check
 from farspan.plan.team import format_place, parse_place
 from farspan.units import BYTES, format_bytes, parse_amount
@@ -156,7 +156,11 @@ class Hints:
 
 def _check_stages(value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise PlanError(f"stages={value!r} is not a number of stages.", hint='stages="auto", or an integer from 1')
+        raise PlanError(
+            f"stages={quoted(value)} is not a number of stages.",
+            why="it is how many stages an automatic plan has: one for each rank, unless it says otherwise.",
+            hint='stages=2, or "auto", or "wide"',
+        )
 
 
 def _pins(value: object) -> dict[str, str]:

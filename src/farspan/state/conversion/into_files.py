@@ -114,7 +114,9 @@ def _write_shard(source: Source, names: Sequence[str], path: str, memory: bytear
 def _written(out: str) -> Iterator[str]:
     """The path of a draft beside `out`, which gets its name when the body has ended."""
     if disk.exists(out):
-        raise CheckpointError(f"{out} is there already.", hint="another path, or remove it")
+        raise CheckpointError(
+            f"{out} is there already.", why="nothing is ever replaced.", hint="another path, or remove it"
+        )
     folder = f"{out}.tmp-{secrets.token_hex(8)}"
     try:
         disk.make_folder(folder)

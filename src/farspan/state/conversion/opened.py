@@ -34,7 +34,8 @@ def open_source(path: str, *, key: str = "", folders: Sequence[str] = (), is_who
         CheckpointError: It is none of these, or damaged.
     """
     if not os.path.exists(path):
-        raise CheckpointError(f"{path} is not there.", hint="a checkpoint, or a file of tensors")
+        why = f"looked in {os.getcwd()}."
+        raise CheckpointError(f"{path} is not there.", why=why, hint="a checkpoint, or a file of tensors")
     if os.path.isdir(path):
         found = checkpoint_at(path)
         if found is not None:

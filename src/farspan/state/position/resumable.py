@@ -225,6 +225,7 @@ def resumable(loader: DataLoader[_T]) -> Resumable[_T]:
     if not isinstance(loader, DataLoader):
         raise PlanError(
             f"resumable takes a torch.utils.data.DataLoader, not a {type(loader).__name__}.",
+            why="it has to know in which order a loader reads.",
             hint='save your own place: farspan.save(..., extra={"position": n})',
         )
     made = Resumable(loader)

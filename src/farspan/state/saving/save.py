@@ -114,6 +114,12 @@ def save(
     engine.recorder.draws.settle()
     fill_reserved()  # a thread writes what is in `extra`
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if not extra and all(each is None for each in things.values()):
+        raise CheckpointError(
+            "there is nothing to save.",
+            why="model=, optimizer=, scheduler= and extra= are left out, and parameters are saved by no other name.",
+            hint="farspan.save(path, model=model, optimizer=optimizer, step=step)",
+        )
     extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
     found = Collected()
     watch_state()
@@ -212,14 +218,22 @@ def _end_loans(found: Collected) -> None:
 
 def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> None:
     if snapshot not in HOW[:3] or (snapshot == "fork" and sys.platform != "linux"):
-        raise CheckpointError(f"snapshot={snapshot!r:.60} is not possible here.", hint='snapshot="copy"')
+        raise CheckpointError(
+            f"snapshot={snapshot!r:.60} is not possible here.", why=_SNAPSHOTS, hint='snapshot="copy"'
+        )
     if step is not None and (type(step) is not int or not 0 <= step < 10**15):
-        raise CheckpointError(f"step={step!r:.60} is no number of a checkpoint.", hint="step=100")
+        raise CheckpointError(f"step={step!r:.60} is no number of a checkpoint.", why=_COUNTS, hint="step=100")
     if keep is not None and (type(keep) is not int or keep < 1):
-        raise CheckpointError(f"keep={keep!r:.60} is no number of checkpoints.", hint="keep=3")
+        raise CheckpointError(f"keep={keep!r:.60} is no number of checkpoints.", why=_COUNTS, hint="keep=3")
     if optimizer is not None and not isinstance(optimizer, (Optimizer, dict)) and not hasattr(optimizer, "state_dict"):
         kind = type(optimizer).__name__
-        raise CheckpointError(f"optimizer= is a {kind}.", hint="an optimizer, or a dictionary of optimizers")
+        raise CheckpointError(
+            f"optimizer= is a {kind}.", why="it has no state_dict.", hint="an optimizer, or a dictionary of optimizers"
+        )
+
+
+_SNAPSHOTS = 'the ways are "auto", "copy" and, on Linux, "fork".'
+_COUNTS = "steps are whole numbers from 0; as many checkpoints as keep= says stay, at least 1."
 
 
 def _agree(
