@@ -18,7 +18,9 @@ _MOST_HOSTS = 4096
 class Parser(argparse.ArgumentParser):
     """Raises a LaunchError for bad use, instead of ending the process."""
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (of its overloads this is all)
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         """Reads a command line; a word that this parser does not know is its own error, not that of `farspan`."""
         known, unknown = super().parse_known_args(None if args is None else list(args), namespace)
         if unknown:
