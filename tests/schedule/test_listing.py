@@ -9,10 +9,11 @@ import pytest
 from benchmarks.bubble_rates.schedules import Chain, Costs, one_f_one_b, straight, vee
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.schedule.orders import list_schedule
 from tests.schedule.picture import draw, picture_in
 
 from farspan.planner import own_links, simulate
-from farspan.schedule import Kind, Limits, Schedule, Task, limits_of_1f1b, list_schedule, listing
+from farspan.schedule import Kind, Limits, Schedule, Task, in_flight_of_1f1b, listing
 
 
 def chain(num_stages: int, num_micro_batches: int, *, is_split: bool = False) -> list[Task]:
@@ -45,7 +46,7 @@ def test_running_ahead_gives_all_but_the_last_rank_one_more_forward() -> None:
 
 def test_fewer_in_flight_than_the_depth_still_ends() -> None:
     tasks = chain(3, 4)
-    assert [names(tasks, order) for order in list_schedule(tasks, 3, limits=[Limits(in_flight=1, held=1)] * 3)] == [
+    assert [names(tasks, order) for order in list_schedule(tasks, 3, limits=[Limits(in_flight=1)] * 3)] == [
         "F0 B0 F1 B1 F2 B2 F3 B3"
     ] * 3
 
@@ -93,43 +94,19 @@ def test_what_a_rank_holds_stays_within_its_limits(
     num_stages: int, num_micro_batches: int, in_flight: int, held: float, share: float
 ) -> None:
     tasks = straight(num_stages, num_micro_batches, Costs(weight=1, weight_memory=share)).tasks
-    for limit, own_share in (
-        (Limits(in_flight=in_flight, memory=held), share),
-        (Limits(in_flight=in_flight, held=held), 1.0),
-    ):
-        for order in list_schedule(tasks, num_stages, limits=[limit] * num_stages):
-            count: Counter[Kind] = Counter()
-            for index in order:
-                count[tasks[index].kind] += 1
-                flying = count[Kind.FORWARD] - count[Kind.BACKWARD]
-                assert flying <= in_flight
-                assert flying + own_share * (count[Kind.BACKWARD] - count[Kind.WEIGHT]) <= held + 1e-6
+    for order in list_schedule(tasks, num_stages, limits=[Limits(in_flight=in_flight, memory=held)] * num_stages):
+        count: Counter[Kind] = Counter()
+        for index in order:
+            count[tasks[index].kind] += 1
+            flying = count[Kind.FORWARD] - count[Kind.BACKWARD]
+            assert flying <= in_flight
+            assert flying + share * (count[Kind.BACKWARD] - count[Kind.WEIGHT]) <= held + 1e-6
 
 
-def test_slow_links_are_hidden_by_more_micro_batches_in_flight() -> None:
+def test_as_many_are_in_flight_as_a_rank_is_deep() -> None:
     chain = straight(3, 6)
-    schedule = ordered(chain, limits=limits_of_1f1b(chain.tasks, 3, latency=1), latency=1)
-    pictures = [draw(schedule, latency=1), draw(one_f_one_b(chain), latency=1)]
-    assert pictures == picture_in(limits_of_1f1b.__doc__)
-
-
-@pytest.mark.parametrize("latency", [0.1, 0.3, 1.0])
-def test_with_more_in_flight_links_cost_only_the_way_there_and_back(latency: float) -> None:
-    """1F1B waits for each gradient; the bound is one micro-batch down and up the pipeline, and the work of a rank."""
-    chain = straight(8, 32, Costs(backward=2))
-    schedule = ordered(chain, limits=limits_of_1f1b(chain.tasks, 8, latency=latency), latency=latency)
-    links = own_links(latency=latency)
-    bound = 32 * 3 + 7 * (3 + 2 * latency)
-    assert simulate(schedule, link_of=links).step_time == pytest.approx(bound)
-    assert simulate(one_f_one_b(chain), link_of=links).step_time > 1.03 * bound
-
-
-def test_the_limits_without_latency_are_those_of_1f1b() -> None:
-    chain = straight(3, 6)
-    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3)] == [3, 2, 1]
-    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3, run_ahead=1)] == [4, 3, 1]
-    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3, latency=0.5)] == [5, 3, 1]
-    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3, latency=1.5)] == [7, 4, 1]
+    assert in_flight_of_1f1b(chain.tasks, 3) == [3, 2, 1]
+    assert in_flight_of_1f1b(chain.tasks, 3, run_ahead=1) == [4, 3, 1]
 
 
 def test_micro_batches_that_are_begun_can_always_be_finished() -> None:
@@ -251,5 +228,5 @@ def layers(num_layers: int, stages: int) -> list[Task]:
 @pytest.mark.parametrize("num_layers", [1, 7])
 def test_ranks_that_run_layers_together_are_one_stage_of_two_micro_batches(num_layers: int) -> None:
     """Each wait for the other member counted as a stage, so that a stage of seven layers took seven micro-batches."""
-    assert [limits.in_flight for limits in limits_of_1f1b(layers(num_layers, 1), 2)] == [2, 2]
-    assert [limits.in_flight for limits in limits_of_1f1b(layers(num_layers, 3), 6)] == [4, 4, 3, 3, 2, 2]
+    assert in_flight_of_1f1b(layers(num_layers, 1), 2) == [2, 2]
+    assert in_flight_of_1f1b(layers(num_layers, 3), 6) == [4, 4, 3, 3, 2, 2]

@@ -24,10 +24,11 @@ from benchmarks.bubble_rates.schedules import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.schedule.graphs import any_segments, capacity
+from tests.schedule.orders import list_schedule
 
 from farspan.errors import PlanError
 from farspan.planner import own_links, simulate
-from farspan.schedule import Limits, Schedule, Task, channels_of, limits_of_1f1b, list_schedule
+from farspan.schedule import Limits, Schedule, Task, channels_of
 from farspan.schedule.timing import simulate_orders
 
 _NAMED: list[tuple[Callable[[Chain], Schedule], Callable[..., Chain]]] = [
@@ -60,8 +61,6 @@ def check(schedule: Schedule, latency: float) -> None:
 def test_complete_and_nobody_waits_for_ever(case: tuple[list[Task], int], run_ahead: int, latency: float) -> None:
     tasks, num_ranks = case
     check(as_schedule(tasks, list_schedule(tasks, num_ranks, run_ahead=run_ahead, latency=latency)), latency)
-    limits = limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead, latency=latency)
-    check(as_schedule(tasks, list_schedule(tasks, num_ranks, limits=limits, latency=latency)), latency)
 
 
 @given(any_segments(), st.sampled_from([1.0, 1.5, 2.0]), st.integers(1, 6))

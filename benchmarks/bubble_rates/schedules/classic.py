@@ -79,7 +79,7 @@ def interleaved(chain: Chain) -> Schedule:
         raise PlanError(
             "interleaved 1F1B does not fit this pipeline.",
             why=f"its stages must go round the ranks: 0 1 .. 0 1 ..; they lie on {_list(chain.ranks)}.",
-            hint="looped(num_ranks, num_rounds, num_micro_batches), or farspan.schedule.list_schedule",
+            hint="looped(num_ranks, num_rounds, num_micro_batches), or farspan.schedule.orders_by_name",
         )
     rounds = _rounds(chain.num_micro_batches, num_ranks)
     orders: list[tuple[int, ...]] = []
@@ -106,7 +106,7 @@ def require_stages(chain: Chain, num_stages: int, name: str) -> None:
         raise PlanError(
             f"{name} does not fit this pipeline.",
             why=f"its stages must lie on ranks {_list(expected)}; they lie on {_list(chain.ranks)}.",
-            hint="farspan.schedule.list_schedule(chain.tasks, chain.num_ranks) takes any pipeline",
+            hint="farspan.schedule.orders_by_name('1f1b', chain.tasks, chain.num_ranks) takes any pipeline",
         )
 
 

@@ -1,8 +1,7 @@
 """Decides in which order every rank runs its tasks. Imports no torch."""
 
 from farspan.schedule.limits import Limits as Limits
-from farspan.schedule.limits import limits_of_1f1b as limits_of_1f1b
-from farspan.schedule.listing import list_schedule as list_schedule
+from farspan.schedule.limits import in_flight_of_1f1b as in_flight_of_1f1b
 from farspan.schedule.messages import Channel as Channel
 from farspan.schedule.messages import Message as Message
 from farspan.schedule.messages import as_sent as as_sent
@@ -33,9 +32,8 @@ __all__ = [
     "Schedule",
     "Task",
     "channels_of",
+    "in_flight_of_1f1b",
     "is_worth_splitting",
-    "limits_of_1f1b",
-    "list_schedule",
     "orders_by_name",
     "run_ahead_of",
     "split_from",

@@ -1,16 +1,16 @@
 """List scheduling: the order of every rank's tasks, found by simulating the step once with the planned durations.
 
 Each rank, whenever it is free, takes a task that is ready: the oldest micro-batch's backward if another rank waits for
-it, else the oldest micro-batch's forward, unless that would leave more micro-batches in flight than its depth, else
-what nobody waits for: weight gradients, and the backwards of a first stage. On a plain chain of equal stages that is
-1F1B:
+it, else the oldest micro-batch's forward, unless that would leave more micro-batches in flight than it may have, else
+what nobody waits for: weight gradients, and the backwards of a first stage. On a plain chain of equal stages, with as
+many in flight as a rank is deep, that is 1F1B:
 
     rank 0   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
     rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
-or, where weight gradients are tasks of their own, close to ZB-H1 (P. Qi et al., Zero bubble pipeline parallelism,
-2023, arXiv 2401.10241), which holds no more memory than rank 0 of 1F1B does:
+or, where weight gradients are tasks of their own, and in the memory that rank 0 of 1F1B holds, close to ZB-H1 (P. Qi et
+al., Zero bubble pipeline parallelism, 2023, arXiv 2401.10241):
 
     rank 0   F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 .. B3 W3
     rank 1   .. F0 F1 .. B0 F2 B1 W0 B2 F3 W1 W2 B3 W3
@@ -24,52 +24,21 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
 from farspan.errors import PlanError
-from farspan.schedule.limits import Limits, limits_of_1f1b
+from farspan.schedule.limits import Limits
 from farspan.schedule.memory import Memory
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["Simulation", "list_schedule"]
-
+__all__ = ["Simulation"]
 
 _AT_ONCE, _FORWARD, _LATER = range(3)
 _Turn = tuple[int, int, int]
 _ROUNDING = 1 + 1e-9
 """Tolerance for sums of fractions, which are not exact."""
-
-
-def list_schedule(
-    tasks: Sequence[Task],
-    num_ranks: int,
-    *,
-    limits: Sequence[Limits] | None = None,
-    run_ahead: int = 0,
-    latency: float = 0.0,
-) -> list[list[int]]:
-    """Order the tasks of every rank.
-
-    Args:
-        tasks: All tasks of the step; each needs only tasks before it.
-        num_ranks: Ranks are 0 .. num_ranks - 1.
-        limits: Of each rank. By default as many micro-batches are in flight as the rank is deep: the number of levels
-            from its first task to the last of the micro-batch (1F1B); and as many held as the deepest rank may.
-        run_ahead: How many more than that: memory for latency. With one more, a rank has a forward to run while the
-            gradient it waits for is on its way, and can defer weight gradients for longer.
-        latency: From the end of a task to when another rank has what it made, in the unit of the durations. The order
-            is made for it; the limits are not (see `limits_of_1f1b`).
-
-    Returns:
-        For each rank the indices of its tasks, in the order they are to run.
-
-    Raises:
-        PlanError: A rank's memory does not do for one micro-batch, or for some that wait for each other.
-    """
-    simulation = Simulation(tasks, limits or limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), latency)
-    simulation.run()
-    return simulation.orders
 
 
 class Simulation:
@@ -118,14 +87,11 @@ class Simulation:
         """For each rank the tasks whose inputs are known to arrive, and when."""
         self.events: list[tuple[float, int, bool]] = []
         """Heap of (time, task, whether it ends rather than becomes ready)."""
-        self.left: dict[Kind, list[dict[int, int]]] = {kind: [{} for _ in range(num_ranks)] for kind in Kind}
-        """Counts of tasks that have not ended, indexed by kind, rank and micro-batch."""
+        self.backwards_left = [Counter[int]() for _ in range(num_ranks)]
+        """For each rank, how many backwards of each micro-batch have not ended."""
         for task in tasks:
-            counts = self.left[task.kind][task.rank]
-            counts[task.micro_batch] = counts.get(task.micro_batch, 0) + 1
+            self.backwards_left[task.rank][task.micro_batch] += task.kind is Kind.BACKWARD
         self.in_flight: list[set[int]] = [set() for _ in range(num_ranks)]
-        self.deferred: list[set[int]] = [set() for _ in range(num_ranks)]
-        """Micro-batches whose backward has run, and whose weight gradients have not."""
         self.memories = _memories(tasks, limits)
         self.stored = [0.0] * num_ranks
         """The sum of `Task.memory` for each rank."""
@@ -203,8 +169,7 @@ class Simulation:
             return False
         if task.micro_batch in self.in_flight[rank]:
             return True
-        num_in_flight = len(self.in_flight[rank])
-        return num_in_flight < limit.in_flight and num_in_flight + len(self.deferred[rank]) + 1 <= limit.held
+        return len(self.in_flight[rank]) < limit.in_flight
 
     def _fits(self, rank: int, index: int) -> bool:
         memory = self.memories[rank]
@@ -225,7 +190,7 @@ class Simulation:
         task = self.tasks[index]
         self.orders[rank].append(index)
         self.is_free[rank] = False
-        if task.kind is Kind.FORWARD and task.holds and self.left[Kind.BACKWARD][rank].get(task.micro_batch):
+        if task.kind is Kind.FORWARD and task.holds and self.backwards_left[rank][task.micro_batch]:
             self.in_flight[rank].add(task.micro_batch)
         memory = self.memories[rank]
         if memory is not None:
@@ -250,16 +215,11 @@ class Simulation:
         if memory is not None:
             memory.end(task)
         self.stored[rank] += min(0.0, task.memory)
-        left = self.left[task.kind][rank]
-        left[micro_batch] -= 1
-        if left[micro_batch]:
-            return
         if task.kind is Kind.BACKWARD:
-            self.in_flight[rank].discard(micro_batch)
-            if self.left[Kind.WEIGHT][rank].get(micro_batch):
-                self.deferred[rank].add(micro_batch)
-        elif task.kind is Kind.WEIGHT:
-            self.deferred[rank].discard(micro_batch)
+            left = self.backwards_left[rank]
+            left[micro_batch] -= 1
+            if not left[micro_batch]:
+                self.in_flight[rank].discard(micro_batch)
 
 
 def _memories(tasks: Sequence[Task], limits: Sequence[Limits]) -> list[Memory | None]:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b, together_in
+from farspan.schedule.limits import Limits, hops_after, in_flight_of_1f1b, together_in
 from farspan.schedule.listing import Simulation
 from farspan.schedule.named.split_rule import LOOKAHEAD
 from farspan.schedule.task import Kind, Task
@@ -107,7 +107,7 @@ def run_ahead_of(name: str, lookahead: int = LOOKAHEAD) -> int:
 def _candidates_of_1f1b(tasks: Sequence[Task], num_ranks: int) -> list[Simulation]:
     """Returns simulations that take micro-batches one by one; where a rank has several segments of a micro-batch, also
     in groups, and with less memory."""
-    alone = [Limits(in_flight=limit.in_flight) for limit in limits_of_1f1b(tasks, num_ranks)]
+    alone = [Limits(in_flight=count) for count in in_flight_of_1f1b(tasks, num_ranks)]
     candidates = [Simulation(tasks, alone, 0.0)]
     if _is_interleaved(tasks):
         grouped = [Limits(in_flight=len(tasks), stored=size) for size in _stored_when_interleaved(tasks, num_ranks)]
@@ -120,8 +120,8 @@ def _candidates_of_zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead:
     of_one, of_1f1b = _stored(tasks, num_ranks)
     most = min(max(of_1f1b), max(*of_one, *_stored_when_interleaved(tasks, num_ranks)))
     limits = [
-        Limits(in_flight=limit.in_flight, memory=most + run_ahead * one)
-        for limit, one in zip(limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), of_one, strict=True)
+        Limits(in_flight=count, memory=most + run_ahead * one)
+        for count, one in zip(in_flight_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), of_one, strict=True)
     ]
     return [Simulation(tasks, limits, 0.0, patience=0.0, forwards_first=first) for first in (False, True)]
 
