@@ -146,7 +146,7 @@ def test_orders_that_wait_for_each_other_are_an_error_that_names_them() -> None:
         "the schedule cannot end: 2 of 8 tasks have run.\n"
         "  why  rank 0 waits at B0 of rank 0 (level 0) for B0 of rank 1 (level 1);\n"
         "       rank 1 waits at B1 of rank 1 (level 1) for F1 of rank 1 (level 1)\n"
-        "  try  orders in which every task comes after all that it needs: schedule.orders_by_name('1f1b', tasks, num_ranks)"
+        "  try  orders with each task after all that it needs: schedule.orders_by_name(name, tasks, num_ranks)"
     )
 
 

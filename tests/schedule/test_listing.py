@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from benchmarks.bubble_rates.schedules import Chain, Costs, one_f_one_b, straight, vee
+from benchmarks.bubble_rates.schedules import Chain, Costs, straight, vee
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.schedule.orders import list_schedule

@@ -29,7 +29,7 @@ from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.copies.losses import Losses, Ran
-from farspan.execute.data_axis.one_group import Groups, NoLosses, OneGroup
+from farspan.execute.data_axis.one_group import Groups
 from farspan.execute.gradient_masks import GradientMasks, accumulate, clear_gradients, set_gradient
 from farspan.execute.process.console import Console
 from farspan.execute.slices.in_place import SlicesInPlace
@@ -84,7 +84,7 @@ class Engine:
         self.last_step: StepRecord | None = None
         self.last_training_step: StepRecord | None = None
         self.transport = transport
-        self.losses: Losses = NoLosses(self)
+        self.losses = Losses(self)
         self.lost: FarspanError | None = None  # a loss that interrupts the step that runs
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
@@ -93,7 +93,7 @@ class Engine:
         self._history = History(lambda: recorder.position)
         self.events = self._history.events
         self.agreement = self.agreement_of_all = Agreement(side, deadline_s)
-        self.groups: Groups = OneGroup()  # into which all ranks are divided
+        self.groups = Groups()  # into which all ranks are divided
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.is_present_gradient, self.show_gradient = self.values.gradients.is_present, self.values.gradients.show
         self.has_sparse_gradient = self.masks.is_sparse

@@ -161,7 +161,7 @@ class _Simulator:
         raise PlanError(
             f"the schedule cannot end: {len(done)} of {len(self.tasks)} tasks have run.",
             why=";\n".join(lines[:_SHOWN]) + more,
-            hint="orders in which every task comes after all that it needs: schedule.orders_by_name('1f1b', tasks, num_ranks)",
+            hint="orders with each task after all that it needs: schedule.orders_by_name(name, tasks, num_ranks)",
         )
 
 

@@ -21,7 +21,9 @@ from farspan.errors import FarspanError, RecordError, RemoteError
 from farspan.execute.copies.before import StepBefore, why_not_again
 from farspan.execute.copies.heirs import heirs_of
 from farspan.execute.copies.kept import KeptCopies
+from farspan.execute.copies.losses import Losses, Ran
 from farspan.execute.copies.renumber import leave, renumber
+from farspan.execute.data_axis.recovery.forming import error_of_loss
 from farspan.execute.teams import settle_values
 from farspan.launch.membership import CAUSE_S, ProgramsOverError
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
     from farspan.call.leaf import Placed
     from farspan.control.channel import SideChannel
-    from farspan.execute.copies.losses import Ran
     from farspan.execute.copies.worlds import Worlds
     from farspan.execute.engine import Engine
     from farspan.graph import Graph
@@ -41,7 +42,7 @@ __all__ = ["Keeper"]
 _T = TypeVar("_T")
 
 
-class Keeper:
+class Keeper(Losses):
     """The part of one rank in going on after losses.
 
     Args:
@@ -50,7 +51,7 @@ class Keeper:
     """
 
     def __init__(self, engine: Engine, join: Callable[[str], tuple[Membership, Worlds]]) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._join = join
         self._membership: Membership | None = None
         self._worlds: Worlds
@@ -258,10 +259,8 @@ class Keeper:
     def _hear_lost(self, lost: Sequence[int]) -> None:
         """Ranks are lost, says the launcher, in its listener thread."""
         self._worlds.hear(lost)
-        known = next((rank for rank in lost if rank in self._ranks), None)
-        if known is not None:
-            error = RemoteError(f"rank {known} is lost.", why="the launcher has seen it end.")
-            error.rank, error.is_loss = self._ranks.index(known), True
+        error = error_of_loss(lost, self._ranks)
+        if error is not None:
             self._engine.side.take_failure(error)
 
     def _end(self, error: RemoteError) -> None:

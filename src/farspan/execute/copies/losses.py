@@ -1,9 +1,9 @@
-"""The protocol of what ranks do together and may be interrupted by a loss; `Keeper` says what each method means."""
+"""What ranks do together, which a loss may interrupt; `Keeper` says what each method means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
@@ -21,18 +21,38 @@ Ran: TypeAlias = "tuple[StepEnd, Program, Settings]"
 _T = TypeVar("_T")
 
 
-class Losses(Protocol):
-    """The protocol of what the engine does together with other ranks, one of which may be lost meanwhile."""
+class Losses:
+    """What the engine does together with other ranks: by itself, all end when one is lost.
 
-    @property
-    def may_be_outlived(self) -> bool: ...
+    Args:
+        engine: This rank's.
+    """
+
+    may_be_outlived = False
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
     def settle(self) -> None: ...
-    def has_interrupted(self, error: Exception) -> bool: ...
-    def outlived(self, graphs: Sequence[Graph], run: Callable[[], Ran], *, is_resolving: bool) -> Ran: ...
+
+    def has_interrupted(self, error: Exception) -> bool:
+        return False
+
+    def outlived(self, graphs: Sequence[Graph], run: Callable[[], Ran], *, is_resolving: bool) -> Ran:
+        return run()
+
     def has_raised(self) -> None: ...
-    def agree(self, step: int, digest: int) -> None: ...
-    def asking(self, ask: Callable[[], _T]) -> _T: ...
-    def finish(self, finish: Callable[[], None]) -> None: ...
+
+    def agree(self, step: int, digest: int) -> None:
+        self._engine.side.start(step, digest)
+        self._engine.side.wait_agreed(step, self._engine.deadline_s)
+
+    def asking(self, ask: Callable[[], _T]) -> _T:
+        return ask()
+
+    def finish(self, finish: Callable[[], None]) -> None:
+        finish()
+
     def clear_gradients(self, items: Sequence[Placed]) -> None: ...
     def change_gradients(self) -> None: ...
     def change(self) -> None: ...

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from farspan.errors import LaunchError
 from farspan.execute.copies.keeper import Keeper
 from farspan.execute.copies.worlds import Worlds
-from farspan.execute.data_axis.recovery.stores import Stores
-from farspan.launch.membership import Membership
+from farspan.execute.data_axis.recovery.forming import join_membership
 
 if TYPE_CHECKING:
     from farspan.comm.rendezvous.group import Peers
     from farspan.execute.engine import Engine
+    from farspan.launch.membership import Membership
 
 __all__ = ["keep_copies"]
 
@@ -29,20 +27,7 @@ def keep_copies(engine: Engine, peers: Peers, address: str, deadline_s: float) -
     """
 
     def join(needed_for: str) -> tuple[Membership, Worlds]:
-        size = peers.world_size
-        try:
-            membership = Membership(
-                os.environ["FARSPAN_RUN_FOLDER"],
-                peers.rank,
-                world=range(size),
-                group=peers.rank,
-                num_groups=size,
-                needed_for=needed_for,
-            )
-        except OSError as error:
-            raise LaunchError(
-                f"rank {peers.rank} does not reach farspan run --keep-going.", why=f"{error.strerror or error}."
-            ) from None
-        return membership, Worlds(Stores(peers, address, membership, deadline_s), membership, deadline_s)
+        membership = join_membership(peers, group=peers.rank, num_groups=peers.world_size, needed_for=needed_for)
+        return membership, Worlds(peers, address, membership, deadline_s)
 
     engine.losses = Keeper(engine, join)

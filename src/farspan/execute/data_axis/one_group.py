@@ -1,9 +1,9 @@
-"""A program whose ranks are one group: nothing is averaged, and all ranks end when one is lost."""
+"""The data axis, as the engine uses it: by itself that of a program whose ranks are one group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from farspan.graph import Graph
     from farspan.program.program import Program
 
-__all__ = ["Groups", "NoLosses", "OneGroup", "Sharding"]
-
-_T = TypeVar("_T")
+__all__ = ["Groups", "Sharding"]
 
 
 class Sharding(Protocol):
@@ -41,47 +39,17 @@ class Sharding(Protocol):
     def abort(self) -> None: ...
 
 
-class Groups(Protocol):
-    """The protocol of the data axis, as the engine uses it; `Reduction` says what each method means."""
-
-    number: int
-    num_groups: int
-    first_num_groups: int
-    """Number of groups at the start; some may be lost."""
-    shards: Sharding | None
-
-    @property
-    def outside(self) -> TrainedOutside | None: ...
-    @property
-    def is_due(self) -> bool: ...
-    @property
-    def has_begun(self) -> bool: ...
-    @property
-    def outlives_losses(self) -> bool: ...
-    def share_weights(self, items: Sequence[Placed]) -> None: ...
-    def note(
-        self, graphs: Sequence[Graph], program: Program, data: Callable[[], tuple[int, ...]], *, ends_window: bool
-    ) -> None: ...
-    def touch(self, placed: Placed) -> None: ...
-    def note_step(self, optimizer: Optimizer, digest: int) -> None: ...
-    def end_window(self, *, has_passed_barrier: bool) -> None: ...
-    def begin_write(self, what: str, names: Sequence[str] | None = None) -> None: ...
-    def end_write(self) -> None: ...
-    def mean(self, result: Any) -> Any: ...
-    def abort(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class OneGroup:
-    """The data axis of a world with one group: all ranks."""
+class Groups:
+    """The data axis of a program, which as it stands has one group: all ranks. `Reduction` is that of several."""
 
     number = 0
+    """Of this rank's group."""
     num_groups = first_num_groups = 1
+    """Number of groups now, and at the start; some may be lost."""
     shards: Sharding | None = None
+    """What is sharded over the groups, if anything is."""
     outside: TrainedOutside | None = None
-    is_due = False
-    has_begun = False
-    outlives_losses = False
+    is_due = has_begun = outlives_losses = False
 
     def share_weights(self, items: Sequence[Placed]) -> None: ...
     def note(
@@ -97,38 +65,3 @@ class OneGroup:
 
     def mean(self, result: Any) -> Any:
         return result
-
-
-class NoLosses:
-    """All ranks end when one is lost."""
-
-    may_be_outlived = False
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def settle(self) -> None: ...
-
-    def has_interrupted(self, error: Exception) -> bool:
-        return False
-
-    def outlived(self, graphs: Sequence[Graph], run: Callable[[], _T], *, is_resolving: bool) -> _T:
-        return run()
-
-    def has_raised(self) -> None: ...
-
-    def agree(self, step: int, digest: int) -> None:
-        self._engine.side.start(step, digest)
-        self._engine.side.wait_agreed(step, self._engine.deadline_s)
-
-    def asking(self, ask: Callable[[], _T]) -> _T:
-        return ask()
-
-    def finish(self, finish: Callable[[], None]) -> None:
-        finish()
-
-    def clear_gradients(self, items: Sequence[Placed]) -> None: ...
-    def change_gradients(self) -> None: ...
-    def change(self) -> None: ...
-    def change_state(self, optimizer: Optimizer) -> None: ...
-    def step(self, optimizer: Optimizer, placed: Sequence[Placed], *, has_closure: bool) -> None: ...

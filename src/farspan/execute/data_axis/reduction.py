@@ -35,6 +35,7 @@ from farspan.execute.data_axis.first_group import (
     write,
 )
 from farspan.execute.data_axis.gradient_buckets import Bucket, Trained, bucket_layout
+from farspan.execute.data_axis.one_group import Groups
 from farspan.execute.data_axis.outside import TrainedOutside
 from farspan.execute.data_axis.window import Additions, Watcher, Window, additions_of
 from farspan.execute.exchange import Exchange
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from farspan.control.groups.group_channel import GroupChannel
     from farspan.control.hub.divergence import Entry
     from farspan.execute.agreement.agreement import Agreement
-    from farspan.execute.data_axis.one_group import Sharding
     from farspan.execute.data_axis.recovery.operations import Operations
     from farspan.execute.running import Running
     from farspan.graph import Graph
@@ -61,7 +61,7 @@ _SAME_WINDOWS = (
 )
 
 
-class Reduction:
+class Reduction(Groups):
     """The part of one rank in averaging over groups.
 
     Args:
@@ -93,8 +93,6 @@ class Reduction:
         self.num_windows = 0
         self.is_averaging = False
         """True while a window ends."""
-        self.shards: Sharding | None = None
-        """What is sharded over the groups, if anything is."""
         self._num_agreed = 0
         self._agreed_of_window = 0
         self._words = ""

@@ -1,6 +1,6 @@
 """Forms the world of the ranks that are left: a channel of all of them, and groups of torch's among them.
 
-    store        `Stores`
+    store        `Forming`
     channel      its hub in the process of the first rank that is left
     positions    a gloo group for each position in a group, as at the start
 
@@ -9,48 +9,40 @@ Groups themselves, their channels, transports and plans stay what they are.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from farspan.comm.collectives import GlooCollectives
 from farspan.comm.rendezvous.join import join_side_channel
-from farspan.errors import RemoteError
-from farspan.launch.files import become_first, catch_up
+from farspan.execute.data_axis.recovery.forming import Forming, error_of_loss
 from farspan.torch_private.groups import PrefixStore
 
 if TYPE_CHECKING:
-    from farspan.execute.data_axis.recovery.stores import Stores
+    from farspan.comm.rendezvous.group import Peers
     from farspan.execute.data_axis.reduction import Reduction
     from farspan.launch.membership import Membership, World
 
 __all__ = ["Regroup"]
 
-_CONSOLE_S, _FORMING_S = 10.0, 20.0
-_LOST_MEANWHILE = "a rank is lost while the others form a new world."
+_FORMING_S = 20.0
 
 
-class Regroup:
-    """The part of one rank in forming worlds.
+class Regroup(Forming):
+    """The part of one rank in forming worlds of groups.
 
     Args:
-        stores: By which the ranks of a new world find each other.
-        membership: Who is left, says the launcher.
-        reduction: Of this rank.
-        deadline_s: The longest wait for another rank.
+        reduction: Of this rank; all others as for `Forming`.
 
     Attributes:
         ranks: Those of the channel of all, by their number there, as the launcher counts them.
     """
 
-    def __init__(self, stores: Stores, membership: Membership, reduction: Reduction, deadline_s: float) -> None:
-        self._stores = stores
-        self._membership = membership
+    def __init__(
+        self, peers: Peers, address: str, membership: Membership, deadline_s: float, reduction: Reduction
+    ) -> None:
+        super().__init__(peers, address, membership, deadline_s)
         self._reduction = reduction
-        self._deadline_s = deadline_s
         self.ranks = membership.world.ranks
-        self._is_first = membership.rank == 0
-        self._forming: World | None = None
 
     def abort(self) -> None:
         """End what is under way between the groups; from any thread."""
@@ -58,14 +50,9 @@ class Regroup:
 
     def hear(self, lost: Sequence[int]) -> None:
         """Ranks are lost, says the launcher, in its listener thread: end all waits for them."""
-        forming, ranks = self._forming, self.ranks
-        if forming is not None:
-            with contextlib.suppress(RuntimeError):  # its store is lost too, and who waits for it raises
-                self._stores.leave_word(forming, lost)
-        known = next((rank for rank in lost if rank in ranks), None)
-        if known is not None:
-            error = RemoteError(f"rank {known} is lost.", why="the launcher has seen it end.")
-            error.rank, error.is_loss = ranks.index(known), True
+        super().hear(lost)
+        error = error_of_loss(lost, self.ranks)
+        if error is not None:
             self._reduction.channel.lose(error)
 
     def form(self, world: World) -> None:
@@ -80,14 +67,8 @@ class Regroup:
         rank, num_ranks = world.ranks.index(self._membership.rank), len(world.ranks)
         number, position = divmod(rank, channel.world_size)
         assert position == channel.rank, "the groups that are left are whole"
-        self._forming = world
-        try:
-            if self._membership.is_broken():
-                raise RemoteError(_LOST_MEANWHILE)
-            peers = self._stores.peers_in(world)
+        with self._finding(world) as peers:
             joined = join_side_channel(peers, self._deadline_s)
-        finally:
-            self._forming = None
         num_groups = num_ranks // channel.world_size
         self.ranks = world.ranks
         channel.join(joined.side, number, num_groups)
@@ -96,15 +77,7 @@ class Regroup:
         forming_s = min(_FORMING_S, self._deadline_s)  # all are there: who does not come any more is lost
         owners = GlooCollectives(positions, number, num_groups, joined.address, self._deadline_s, forming_s=forming_s)
         reduction.regroup(owners)
-        if rank == 0 and not self._is_first:
-            become_first()
-            self._membership.take_console(_CONSOLE_S)
-            self._is_first = True
-        joined.side.contribute("files", b"")
-        joined.side.gathered("files", self._deadline_s)
-        catch_up()
-        if self._membership.is_broken():
-            raise RemoteError(_LOST_MEANWHILE)
+        self._go_on(joined.side)
 
     def say(self, *, is_complete: bool) -> None:
         """Say on the console what the lost groups no longer take part in.

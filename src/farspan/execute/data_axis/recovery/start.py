@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from farspan.errors import LaunchError
 from farspan.execute.data_axis.recovery.agreement import AgreementOfGroups
+from farspan.execute.data_axis.recovery.forming import join_membership
 from farspan.execute.data_axis.recovery.recovery import Recovery
 from farspan.execute.data_axis.recovery.regroup import Regroup
-from farspan.execute.data_axis.recovery.stores import Stores
-from farspan.launch.membership import Membership
 
 if TYPE_CHECKING:
     from farspan.comm.rendezvous.group import Peers
@@ -33,19 +30,8 @@ def keep_going(reduction: Reduction, peers: Peers, address: str, deadline_s: flo
         LaunchError: The launcher is not there.
     """
     channel = reduction.channel
-    try:
-        membership = Membership(
-            os.environ["FARSPAN_RUN_FOLDER"],
-            peers.rank,
-            world=range(peers.world_size),
-            group=channel.number,
-            num_groups=channel.num_groups,
-        )
-    except OSError as error:
-        raise LaunchError(
-            f"rank {peers.rank} does not reach farspan run --keep-going.", why=f"{error.strerror or error}."
-        ) from None
-    regroup = Regroup(Stores(peers, address, membership, deadline_s), membership, reduction, deadline_s)
+    membership = join_membership(peers, group=channel.number, num_groups=channel.num_groups)
+    regroup = Regroup(peers, address, membership, deadline_s, reduction)
     reduction.recovery = recovery = Recovery(membership, channel, regroup, deadline_s)
     agreement = AgreementOfGroups(channel.everybody, deadline_s, recovery)
     reduction.take_agreement(agreement)
