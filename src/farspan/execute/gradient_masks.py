@@ -11,7 +11,8 @@ import torch
 from farspan.call.leaf import Placed
 from farspan.graph import Value
 from farspan.record.team.slices.owned import OwnedSlices
-from farspan.torch_private import DisableTorchFunction, raw_grad, without_modes_of
+from farspan.record.unrecorded import plainly
+from farspan.torch_private import DisableTorchFunction, raw_grad
 
 if TYPE_CHECKING:
     from farspan.execute.exchange import Exchange
@@ -118,12 +119,8 @@ def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradien
     if not placed.is_owned:
         return
     assert gradient is not None
-    recorder.is_recording = False
-    try:
-        with without_modes_of(recorder):
-            torch.autograd.backward([placed.tensor], [gradient])
-    finally:
-        recorder.is_recording = True
+    with plainly(recorder):
+        torch.autograd.backward([placed.tensor], [gradient])
 
 
 def clear_gradients(masks: GradientMasks, kept: KeepsGradients, items: Sequence[Placed]) -> list[str]:

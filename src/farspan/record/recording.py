@@ -26,17 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Recorded", "Recording", "SplitStages"]
 
 
-class Computing(Protocol):
-    """Runs deferred calls for real."""
-
-    def running(self) -> AbstractContextManager[None]: ...
-
-
 class DeferredCalls(Protocol):
     """Calls that run only when their results are wanted."""
 
-    @property
-    def computing(self) -> Computing: ...
     def can_run(self, target: Target, tensors: Sequence[torch.Tensor]) -> bool: ...
     def run_here(self, target: Target, template: Template, tensors: Sequence[torch.Tensor]) -> tuple[Any] | None: ...
     def take(self, view: Any, template: Template, tensor: Any) -> Any: ...

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,8 @@ from farspan.call.modes import apply_modes
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import Value
 from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, size_of, sources_of, viewed_by
-from farspan.torch_private import DisableTorchFunction, without_modes_of
+from farspan.record.unrecorded import plainly
+from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
@@ -72,17 +72,6 @@ class Computing:
         for call in calls:
             self.compute(call)
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the torch functions in the body for real, without recording them."""
-        recorder = self.recorder
-        was_recording, recorder.is_recording = recorder.is_recording, False
-        try:
-            with without_modes_of(recorder):
-                yield
-        finally:
-            recorder.is_recording = was_recording
-
     def forget(self) -> None:
         """Drop the fetched data: a step is about to run, which may change them at their owners."""
         self._fetched.clear()
@@ -90,7 +79,7 @@ class Computing:
     def _results(self, call: DeferredCall) -> list[torch.Tensor]:
         tensors = [self._data_of(item) for item in call.arguments or ()]
         args, kwargs = rebuild(call.template, tensors)
-        with self.running(), apply_modes(call.modes), torch.no_grad():
+        with plainly(self.recorder), apply_modes(call.modes), torch.no_grad():
             results = flatten(call.target(*args, **kwargs))[1]
         return [item.clone() if any(item is each for each in tensors) else item for item in results]
 
@@ -132,7 +121,7 @@ class Computing:
         meta = source.meta
         view = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
         views: list[torch.Tensor] = []
-        with self.running(), torch.no_grad():
+        with plainly(self.recorder), torch.no_grad():
             for call, index in reversed(links):
                 args, kwargs = rebuild(call.template, [view])
                 views = flatten(call.target(*args, **kwargs))[1]

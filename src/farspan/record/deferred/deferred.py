@@ -40,6 +40,7 @@ from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.results import answer
 from farspan.record.ops.views import Through, write_through
 from farspan.record.tensor import LazyTensor, plain_versions
+from farspan.record.unrecorded import plainly
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Target
@@ -156,7 +157,7 @@ class Deferred:
         data = [item.detach().clone() for item in data]
         versions = plain_versions(data)
         args, kwargs = rebuild(template, data)
-        with self.computing.running():
+        with plainly(self.recorder):
             result = target(*args, **kwargs)
         return (result,) if plain_versions(data) == versions else None
 

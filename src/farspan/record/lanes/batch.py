@@ -35,6 +35,7 @@ from farspan.record.lanes.losses import LOSSES, divisor_of
 from farspan.record.lanes.window import Window
 from farspan.record.surgery.attempt import Attempt
 from farspan.record.tensor import LazyTensor
+from farspan.record.unrecorded import unrecorded
 
 if TYPE_CHECKING:
     from farspan.graph import Meta, Template
@@ -291,12 +292,8 @@ def _unmeasured(engine: Any) -> Iterator[None]:
 
 def _aside(recorder: Recording, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function while nothing is recorded."""
-    recorder.is_recording = False
-    try:
-        with signals_held():
-            return recorder.cache.aside(function, *args)
-    finally:
-        recorder.is_recording = True
+    with unrecorded(recorder), signals_held():
+        return recorder.cache.aside(function, *args)
 
 
 def _rows_of(tensors: Sequence[Any]) -> int:

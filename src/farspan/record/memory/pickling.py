@@ -12,6 +12,7 @@ from torch import nn
 from farspan.record.saving.files import is_saving
 from farspan.record.saving.parameters import laid_out, reserved_for
 from farspan.record.tensor import StubParameter
+from farspan.record.unrecorded import unrecorded
 from farspan.torch_private import tensor_of_class
 
 if TYPE_CHECKING:
@@ -26,23 +27,17 @@ __all__ = ["reduce_module", "reduce_placed"]
 def reduce_module(recorder: Recording, module: nn.Module, protocol: Any) -> Any:
     """Returns what `pickle` writes of a module: as it is when all that was recorded has run."""
     recorder.flush_before_change("a model is pickled")
-    recorder.is_recording = False  # recurrent modules look after their weights then, which is no change
-    try:
+    with unrecorded(recorder):  # recurrent modules look after their weights then, which is no change
         return object.__reduce_ex__(module, protocol)
-    finally:
-        recorder.is_recording = True
 
 
 def reduce_placed(recorder: Recording, placed: Placed, protocol: Any) -> Any:
     """Returns what `pickle` writes of a parameter, or of a buffer that another rank owns."""
     recorder.before_read(placed.tensor)
-    recorder.is_recording = False
-    try:
+    with unrecorded(recorder):
         if placed.is_owned:
             return type(placed.tensor).__reduce_ex__(placed.tensor, protocol)
         return _real(recorder, placed).__reduce_ex__(protocol)
-    finally:
-        recorder.is_recording = True
 
 
 def _real(recorder: Recording, placed: Placed) -> torch.Tensor:

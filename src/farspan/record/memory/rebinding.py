@@ -22,6 +22,7 @@ from farspan.record.parameters.away import AwayParameter, real_of
 from farspan.record.parameters.gradient_property import recorder_of
 from farspan.record.parameters.parameter_values import alias_of, renew_aliases_of
 from farspan.record.tensor import LazyTensor
+from farspan.record.unrecorded import plainly
 from farspan.torch_private import DisableTorchFunction, without_modes_of
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _let_be_plain(recorder: Recording, value: torch.Tensor) -> None:
     found = [(lazy, links) for part, links in known for lazy in (part, *twins_of(part))]
     known_memory = recorder.copies.take_memory(root)
     memory = root.read().detach().clone() if known_memory is None else known_memory
-    with recorder.deferred.computing.running(), torch.no_grad():
+    with plainly(recorder), torch.no_grad():
         plain = [taken(links, memory) if links else memory.detach() for _, links in found]
     root._family = None
     for lazy, _ in found:

@@ -26,6 +26,7 @@ from farspan.graph import Call
 from farspan.record.memory.twins import leave_memory, main_of, put_value
 from farspan.record.parameters.away import real_of
 from farspan.record.tensor import LazyTensor
+from farspan.record.unrecorded import plainly
 
 if TYPE_CHECKING:
     from farspan.call.infer.entry import Entry
@@ -146,7 +147,7 @@ def read_view(recorder: Recording, lazy: LazyTensor) -> torch.Tensor | None:
         return None
     recorder.before_read(view.root)
     placed: Any = _placed_of(recorder, view.root)
-    with recorder.deferred.computing.running(), torch.no_grad():
+    with plainly(recorder), torch.no_grad():
         return taken(view.links, real_of(recorder.engine.read_parameter(placed)))
 
 

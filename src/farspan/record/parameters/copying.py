@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.record.tensor import StubParameter
+from farspan.record.unrecorded import unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +38,9 @@ def copy_parameter(recorder: Recording, placed: Placed, memo: dict[int, Any]) ->
     """Copy a parameter without its module: a plain one, of its present value, on each rank that asks."""
     tensor = placed.tensor
     recorder.before_read(tensor)
-    recorder.is_recording = False
-    try:
+    with unrecorded(recorder):
         data = recorder.engine.read_parameter(placed).clone()
         memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad) if placed.is_parameter else data
-    finally:
-        recorder.is_recording = True
     return memo[id(tensor)]
 
 
@@ -58,16 +56,13 @@ def copy_module(
     recorder.num_copies += 1
     prefix = f"copy{recorder.num_copies}."
     placed: list[Placed] = []
-    recorder.is_recording = False
-    try:
+    with unrecorded(recorder):
         for tensor in [*module.parameters(), *module.buffers()]:
             known = recorder.placed.get(id(tensor))
             if known is not None and id(tensor) not in memo:
                 memo[id(tensor)] = _copy_tensor(recorder, known, prefix + known.name)
                 placed.append(_placed_like(known, prefix + known.name, memo[id(tensor)]))
         result = copy_plainly(module, memo)
-    finally:
-        recorder.is_recording = True
     by_id = {id(item.tensor): item for item in placed}
     recorder.placed.update(by_id)
     for item in placed:

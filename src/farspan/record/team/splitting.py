@@ -39,6 +39,7 @@ from farspan.record.team.stages.inside import Inside
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, settled, used
 from farspan.record.team.wholes import Reads, Views, Writes, on_whole
 from farspan.record.tensor import LazyTensor
+from farspan.record.unrecorded import unrecorded
 from farspan.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
@@ -328,11 +329,8 @@ class Splitting(Inside):
         return kind(name_of(function))
 
     def _aside(self, *args: Any) -> Trial | None:
-        self.recorder.is_recording = False
-        try:
+        with unrecorded(self.recorder):
             return tried(*args)
-        finally:
-            self.recorder.is_recording = True
 
     def meta_of(self, item: Any) -> Meta:
         """Returns the metadata of a tensor: of a team's those of the whole."""

@@ -16,7 +16,7 @@ from farspan.execute.engine import Engine
 from farspan.execute.process.world import current_engine, engine_of_this_thread, num_ranks_to_be
 from farspan.outputs import write_line
 from farspan.record.recorder import Recorder
-from farspan.state.aside import aside
+from farspan.record.unrecorded import plainly
 from farspan.state.counts import restore_counts
 from farspan.state.format import Reader, read_manifest
 from farspan.state.generators import generators_from_json
@@ -123,7 +123,7 @@ def _attempt(engine: Engine, folder: str, objects: Mapping[str, Any], *, resume:
             fetch = fetches(folder)
             reader = stack.enter_context(Reader(folder, read_manifest(folder), fetch=fetch))
             restorer = Restorer(engine, reader, parameter_names(engine, objects), folder)
-            with aside(engine):
+            with plainly(engine.recorder):
                 extra = _plan(restorer, objects)
                 restorer.verify()
         except CheckpointError as error:

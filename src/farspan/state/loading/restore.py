@@ -24,7 +24,7 @@ from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.states import GivenState
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.tensor import LazyTensor
-from farspan.state.aside import aside
+from farspan.record.unrecorded import plainly
 from farspan.state.format import Manifest, Reader
 from farspan.state.generators import is_generator, one_from_json
 from farspan.state.names import named_tensors, touch
@@ -220,7 +220,7 @@ class Restorer:
 
         def act() -> None:
             optimizer.load_state_dict(state)
-            with aside(self.engine):
+            with plainly(self.engine.recorder):
                 _keep_dtypes(optimizer, whole, parameters)
 
         self.actions.append(act)
@@ -263,7 +263,7 @@ class Restorer:
         """Read what is read in place, and do all that was planned."""
         self.engine.slices.come_home("farspan.load")
         self.engine.groups.begin_write("farspan.load")
-        with aside(self.engine):
+        with plainly(self.engine.recorder):
             is_direct = [self._is_direct(name, tensor) for name, tensor in self.in_place]
             both = list(zip(self.in_place, is_direct, strict=True))
             direct = [item for item, is_it in both if is_it]

@@ -23,7 +23,7 @@ from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.lent_state import Loan, lend
 from farspan.record.ops.overrides import read_data
 from farspan.record.tensor import LazyTensor
-from farspan.state.aside import aside
+from farspan.record.unrecorded import plainly
 from farspan.state.generators import is_generator, one_to_json
 from farspan.state.names import aliases_of, check_key, named_tensors, parameter_names, touch
 from farspan.state.values import encode
@@ -89,7 +89,7 @@ class _Collector:
         if isinstance(value, nn.Module):
             return self.module(value, path)
         if has_plain_state(value):
-            with aside(self.engine):
+            with plainly(self.engine.recorder):
                 return self.optimizer(value, path)
         if is_stateful(value):
             return {"kind": "state_dict", "value": self.encode(value.state_dict(), path)}
@@ -101,7 +101,7 @@ class _Collector:
         return {"kind": "value", "value": self.encode(value, path)}
 
     def encode(self, value: Any, path: str) -> Any:
-        with aside(self.engine):
+        with plainly(self.engine.recorder):
             return encode(value, path, self.share)
 
     def is_object(self, value: Any) -> bool:
@@ -110,7 +110,7 @@ class _Collector:
         return isinstance(value, nn.Module) or is_stateful(value) or is_generator(value)
 
     def module(self, module: nn.Module, path: str) -> dict[str, Any]:
-        with aside(self.engine):
+        with plainly(self.engine.recorder):
             for name, tensor in named_tensors(module):
                 self.put(f"{path}/{name}", tensor)
         extra = {
