@@ -95,7 +95,7 @@ class Channels:
             message.works.append(transport.receive(buffer, message.src, message.channel.number))
             message.strides = buffer[: parts.strides_size]
             for number, offset in parts.packed.items():
-                message.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
+                message.tensors[number] = buffer[offset : offset + metas[number].size_bytes].view(metas[number].dtype)
         for number in parts.alone:
             flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
             message.works.append(transport.receive(flat, message.src, message.channel.number))
@@ -225,7 +225,7 @@ class Channels:
                 numbers = struct.pack(f"{parts.strides_size // 8}q", *itertools.chain.from_iterable(strides))
                 buffer[: parts.strides_size].copy_(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
             for number, offset in parts.packed.items():
-                flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
+                flat = buffer[offset : offset + metas[number].size_bytes].view(metas[number].dtype)
                 flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
             self.sending.append(transport.send(buffer, message.dst, channel))
         for number in parts.alone:
@@ -250,7 +250,7 @@ class _Parts:
     __slots__ = ("alone", "packed", "packed_size", "strides_size")
 
     def __init__(self, metas: Sequence[Meta], *, has_strides: bool) -> None:
-        sizes = [_size(meta) for meta in metas]
+        sizes = [meta.size_bytes for meta in metas]
         self.strides_size = 8 * sum(len(meta.shape) for meta in metas) if has_strides else 0
         small = [number for number, size in enumerate(sizes) if size <= _ALONE_BYTES]
         if len(small) == 1 and sizes[small[0]] and not self.strides_size:
@@ -264,10 +264,6 @@ class _Parts:
             end = begin + sizes[number]
         self.packed_size = end
         self.alone = [number for number in range(len(metas)) if number not in self.packed]
-
-
-def _size(meta: Meta) -> int:
-    return meta.numel * meta.dtype.itemsize
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

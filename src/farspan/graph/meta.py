@@ -33,5 +33,10 @@ class Meta:
         object.__setattr__(self, "numel", prod(self.shape))
         object.__setattr__(self, "number", next(_numbers))
 
+    @property
+    def size_bytes(self) -> int:
+        """Returns what the elements take in memory."""
+        return self.numel * self.dtype.itemsize
+
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Target
     from farspan.graph import Template
 
-__all__ = ["predict"]
+__all__ = ["fake_like", "fake_of", "no_casts_left", "predict"]
 
 
 def predict(
@@ -67,13 +67,13 @@ def predict(
     """
     with (
         SYMBOLS if is_symbolic or symbols is not None else nullcontext(),
-        _no_casts_left(),
+        no_casts_left(),
         compiling_nothing(),
         torch.inference_mode(False),
         on_fakes(is_symbolic=is_symbolic, symbols=symbols),
         apply_modes(modes),
     ):
-        leaves = [_fake(meta) for meta in metas]
+        leaves = [fake_like(meta) for meta in metas]
         owned = _fakes_of(target)
         fakes = Fakes(owned, made=made, outside=outside, in_symbols=symbols is not None)
 
@@ -87,7 +87,7 @@ def predict(
 
 
 @contextmanager
-def _no_casts_left() -> Iterator[None]:
+def no_casts_left() -> Iterator[None]:
     """Drops what autocast has cast of the fakes, which would stay until the program leaves its region."""
     try:
         yield
@@ -95,18 +95,21 @@ def _no_casts_left() -> Iterator[None]:
         forget_casts()
 
 
-def _fake(meta: Meta) -> torch.Tensor:
+def fake_like(meta: Meta) -> torch.Tensor:
+    """Returns a tensor with this metadata; fake where it is called among fakes."""
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
 
 
 def _fakes_of(target: Target) -> Owned:
     """Returns a leaf's parameters and buffers, each with a tensor that stands for it."""
-    fakes: list[tuple[Placed, torch.Tensor]] = []
-    for item in target.placed if type(target) is Leaf else ():
-        fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
-        fakes.append((item, nn.Parameter(fake, item.tensor.requires_grad) if item.is_parameter else fake))
-    return fakes
+    return [(item, fake_of(item)) for item in (target.placed if type(target) is Leaf else ())]
+
+
+def fake_of(item: Placed) -> torch.Tensor:
+    """Returns a tensor that stands for a parameter or buffer."""
+    tensor = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
+    return nn.Parameter(tensor, item.tensor.requires_grad) if item.is_parameter else tensor
 
 
 def _run(
@@ -141,7 +144,7 @@ def _find_draws(target: Target, template: Template, metas: Sequence[Meta]) -> No
         DRAWS.add(target)
         return
     with torch.enable_grad():
-        tensors = [_fake(meta) if meta.is_parameter else activation(_fake(meta)) for meta in metas]
+        tensors = [fake_like(meta) if meta.is_parameter else activation(fake_like(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
     with untouched_generators(), Watch([], ()) as watch, NoteFunction(watch), suppress(Exception):
         _run(target, template, tensors, _fakes_of(target), {})

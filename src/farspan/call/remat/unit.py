@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from farspan.call.draws.scope import active
+from farspan.call.infer.watch import storage_id
 from farspan.errors import RecordError
 
 __all__ = ["Unit", "as_packed", "unpacks_again"]
@@ -38,7 +39,7 @@ class Unit:
         self.name = name
         self._fixed = list(fixed)
         self._versions = [_version_of(tensor) for tensor in fixed]
-        self._memory = set(map(_memory_of, fixed))
+        self._memory = set(map(storage_id, fixed))
         self._slots: list[weakref.ref[_Slot] | None] = []
         """The slots of what autograd saves, in order; None for what is kept."""
         self._again: Callable[[], Any] | None = None
@@ -104,7 +105,7 @@ class Unit:
 
     def _pack(self, tensor: torch.Tensor) -> _Slot:
         slot = _Slot(self, tensor)
-        is_kept = _memory_of(tensor) in self._memory or (tensor.is_leaf and tensor.requires_grad)
+        is_kept = storage_id(tensor) in self._memory or (tensor.is_leaf and tensor.requires_grad)
         self._slots.append(None if is_kept else weakref.ref(slot))
         return slot
 
@@ -165,10 +166,6 @@ def _meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _other_than_before(name: str) -> RecordError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from farspan.call.infer.watch import is_switched_off
+from farspan.call.infer.watch import is_switched_off, storage_id
 from farspan.call.rows.elementwise import (
     ELEMENTWISE,
     FACTORIES,
@@ -92,12 +92,12 @@ class Follow(TorchDispatchMode):
     def begin(self, tensor: torch.Tensor, layout: Layout) -> None:
         """Say how rows lie in a tensor that comes from outside."""
         self.set(tensor, layout)
-        self._outside.add(_memory(tensor))
+        self._outside.add(storage_id(tensor))
 
     def set(self, tensor: torch.Tensor, layout: Layout) -> None:
         """Say how rows lie in a tensor."""
         if id(tensor) not in self._layouts:
-            self._sharing.setdefault(_memory(tensor), []).append(tensor)
+            self._sharing.setdefault(storage_id(tensor), []).append(tensor)
         self._layouts[id(tensor)] = layout
 
     def of(self, item: Any) -> Layout:
@@ -137,7 +137,7 @@ class Follow(TorchDispatchMode):
         name, results = func._overloadpacket.__name__, _tensors(result)
         if name != "lift_fresh" and any(not is_fake(item) for item in _tensors([args, kwargs])):
             is_view = any(item.alias_info is not None for item in func._schema.returns)
-            self._outside.update(map(_memory, results if is_view else []))  # of an attribute that is no buffer
+            self._outside.update(map(storage_id, results if is_view else []))  # of an attribute that is no buffer
         if not results and not into:
             return
         work = work_of(func, args, kwargs, result, [*_tensors([args, kwargs]), *results])
@@ -197,10 +197,10 @@ class Follow(TorchDispatchMode):
 
     def _write(self, op: Op, tensor: torch.Tensor, layout: Layout) -> None:
         """A tensor has been written into."""
-        if not is_fake(tensor) or _memory(tensor) in self._outside:
+        if not is_fake(tensor) or storage_id(tensor) in self._outside:
             raise RowsError(f"it writes into its buffers, weights or arguments ({op.name}; BatchNorm does)")
         before = self.of(tensor)
-        others = [item for item in self._sharing.get(_memory(tensor), []) if item is not tensor]
+        others = [item for item in self._sharing.get(storage_id(tensor), []) if item is not tensor]
         if isinstance(before, Replicate) and isinstance(layout, Replicate):
             for item in (tensor, *others):
                 if isinstance(self.of(item), Replicate):
@@ -234,7 +234,3 @@ def _lie_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 def _is_real(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize > 1
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from farspan.call.autograd_reach import out_of_autograds_reach
+from farspan.call.infer.predict import fake_like, fake_of, no_casts_left
 from farspan.call.infer.symbolic import Numbers
 from farspan.call.infer.watch import untouched_generators
 from farspan.call.leaf import LeakError, Placed
@@ -35,7 +36,6 @@ from farspan.torch_private import (
     Symbols,
     call_without_compiling,
     compiling_nothing,
-    forget_casts,
     on_fakes,
     silent_fakes,
     with_sizes_kept,
@@ -134,17 +134,17 @@ def _followed(
     follow: Follow,
 ) -> RowsApart:
     with (
-        _no_casts_left(),
+        no_casts_left(),
         compiling_nothing(),
         torch.inference_mode(False),
         silent_fakes(),
         on_fakes(symbols=symbols),
         untouched_generators() as generators,
     ):
-        given = [_fake(meta) for meta in metas]
+        given = [fake_like(meta) for meta in metas]
         for number, item in enumerate(given):
             follow.begin(item, Shard(0) if number in positions else Replicate())
-        owned = [(item, _weight(item)) for item in placed]
+        owned = [(item, fake_of(item)) for item in placed]
         for _, item in owned:
             follow.begin(item, Replicate())
         tables = Tables(tuple(module.modules()), {id(item.tensor) for item, _ in owned})
@@ -317,22 +317,3 @@ class Sums(TorchFunctionMode):
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENTS = frozenset([torch.autograd.grad, torch.Tensor.backward, torch.autograd.backward])
 _BY_CLASS = frozenset([F.cross_entropy, F.nll_loss])
-
-
-@contextlib.contextmanager
-def _no_casts_left() -> Iterator[None]:
-    """Drops what autocast has cast of tensors without data, which would stay until the program leaves its region."""
-    try:
-        yield
-    finally:
-        forget_casts()
-
-
-def _fake(meta: Meta) -> torch.Tensor:
-    tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
-
-
-def _weight(item: Placed) -> torch.Tensor:
-    fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
-    return nn.Parameter(fake, item.tensor.requires_grad) if item.is_parameter else fake

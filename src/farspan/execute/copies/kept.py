@@ -24,7 +24,7 @@ from farspan.execute.optimizers.own import make_own
 from farspan.execute.optimizers.own_share import stand_in, treats_each_parameter
 from farspan.execute.optimizers.shown import keeps_beside_state, show_to_all
 from farspan.execute.optimizers.states import as_laid_out, placed_in
-from farspan.graph import Graph, Meta, Value, whole_name
+from farspan.graph import Graph, Value, whole_name
 from farspan.record.parameters.away import real_of
 from farspan.record.parameters.parameter_values import renew_aliases_of
 from farspan.record.surgery.real import become_real, without_weak_references
@@ -206,7 +206,7 @@ class KeptCopies:
         for value in [value for graph in graphs for call in graph.calls for value in call.outputs]:
             if value.is_readable and value.ticket is None and self._engine.owner_of(value) == owner:
                 self._coming.results[value] = None
-                if not value.gradient_of and _size_of(value.meta) <= most:
+                if not value.gradient_of and value.meta.size_bytes <= most:
                     found.append(value)
         return found
 
@@ -344,10 +344,6 @@ class KeptCopies:
 def _treats_each_parameter(optimizer: Optimizer) -> bool:
     is_plain = treats_each_parameter(optimizer) and not has_step_hooks(optimizer)
     return is_plain and not keeps_beside_state(optimizer)
-
-
-def _size_of(meta: Meta) -> int:
-    return meta.numel * meta.dtype.itemsize
 
 
 def _like(item: Placed, data: torch.Tensor) -> torch.Tensor:

@@ -60,17 +60,13 @@ class ParametersAhead:
         number = max(self._num_reads, self._num_before - self._num_reads)
         begin = owned.index(placed)
         items, size_bytes = [placed], 0
-        is_small = not is_reservable(_size_of(placed))
+        is_small = not is_reservable(placed.meta.size_bytes)
         for item in owned[begin + 1 : begin + number]:
-            if is_small and is_reservable(_size_of(item)):
+            if is_small and is_reservable(item.meta.size_bytes):
                 continue  # a file takes it when it comes to it
-            size_bytes += _size_of(item)
+            size_bytes += item.meta.size_bytes
             if size_bytes > _MOST_BYTES:
                 break
             if item.name not in self._fetched:
                 items.append(item)
         return items
-
-
-def _size_of(placed: Placed) -> int:
-    return placed.meta.numel * placed.meta.dtype.itemsize

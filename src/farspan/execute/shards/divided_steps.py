@@ -238,7 +238,7 @@ def _parts_of(items: Sequence[Placed], homes: ShardHomes) -> list[tuple[int, lis
     open_parts: dict[tuple[int, torch.dtype, torch.device], tuple[list[Placed], int]] = {}
     for item in items:
         home = homes.group_of(item)
-        size = item.meta.numel * item.meta.dtype.itemsize
+        size = item.meta.size_bytes
         key = (home, item.tensor.dtype, item.tensor.device)
         part, size_bytes = open_parts.get(key, ([], _BROADCAST_BYTES))
         if size_bytes + size > _BROADCAST_BYTES:

@@ -38,11 +38,11 @@ class ShardHomes:
     def add(self, items: Iterable[Placed]) -> None:
         """Divide the parameters among `items`, those of all positions: the largest first, to whoever has least."""
         parameters = [item for item in items if item.is_parameter]
-        for item in sorted(parameters, key=lambda item: -_size_of(item)):
+        for item in sorted(parameters, key=lambda item: -item.meta.size_bytes):
             key = (self._position_of(item), item.is_trained)
             loads = self._loads.setdefault(key, [0] * self._num_groups)
             self._home[item.name] = home = loads.index(min(loads))
-            loads[home] += _size_of(item)
+            loads[home] += item.meta.size_bytes
 
     def knows(self, item: Placed) -> bool:
         return item.name in self._home
@@ -61,7 +61,3 @@ class ShardHomes:
 
     def _position_of(self, item: Placed) -> int:
         return self._teams[item.stage].leader.rank
-
-
-def _size_of(item: Placed) -> int:
-    return item.meta.numel * item.meta.dtype.itemsize

@@ -113,7 +113,7 @@ class AwayParameters:
             torch.utils.swap_tensors(tensor, away)
             vars(tensor).update(vars(away))  # what the program has written on the parameter
             self._items[item.name] = item
-        sizes = [_size_of(item) for item in self._items.values()]
+        sizes = [item.meta.size_bytes for item in self._items.values()]
         self._most_bytes = max([*(2 * size for size in sizes), sum(sizes) // _SHARE], default=0)
 
     def fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -184,7 +184,7 @@ class AwayParameters:
     def _begin(self, items: list[Placed]) -> _Batch:
         names = [item.name for item in items]
         pulling = self._peers.begin(self._homes.rank_of(items[0]), "weights", names)
-        return _Batch(items, frozenset(names), sum(map(_size_of, items)), pulling)
+        return _Batch(items, frozenset(names), sum([item.meta.size_bytes for item in items]), pulling)
 
     def _take(self, batch: _Batch) -> None:
         """Waits for what has been asked for, which is here from then on."""
@@ -204,13 +204,13 @@ class AwayParameters:
 
     def _with_those_to_come(self, item: Placed, place: int) -> list[Placed]:
         """Returns a parameter, and others of its home that are likely to be needed next: those from `place` on."""
-        items, size_bytes, home = [item], _size_of(item), self._homes.group_of(item)
+        items, size_bytes, home = [item], item.meta.size_bytes, self._homes.group_of(item)
         if self.may_write:
             return items
         known = {*self._here, *(() if self._ahead is None else self._ahead.names)}
         for name in self._order_before[place:]:
             other = self._items[name]
-            size_bytes += _size_of(other)
+            size_bytes += other.meta.size_bytes
             if size_bytes > self._most_bytes // 2:
                 break
             if name not in known and other not in items and self._homes.group_of(other) == home:
@@ -230,7 +230,3 @@ def _can_go(item: Placed) -> bool:
         and type(tensor) is torch.nn.Parameter
         and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
     )
-
-
-def _size_of(item: Placed) -> int:
-    return item.meta.numel * item.meta.dtype.itemsize

@@ -299,7 +299,7 @@ def _batches(items: Sequence[Placed]) -> Iterator[Sequence[Placed]]:
     part: list[Placed] = []
     size_bytes = 0
     for item in items:
-        item_bytes = item.meta.numel * item.meta.dtype.itemsize
+        item_bytes = item.meta.size_bytes
         if part and size_bytes + item_bytes > _TOGETHER_BYTES:
             yield part
             part, size_bytes = [], 0

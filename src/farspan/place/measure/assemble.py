@@ -228,7 +228,7 @@ def memory_of(parameters: Mapping[str, Placed], stage: int, states: Mapping[int,
     for item in parameters.values():
         if item.stage != stage:
             continue
-        size = float(item.meta.numel * item.meta.dtype.itemsize)
+        size = float(item.meta.size_bytes)
         memory += size
         if item.is_parameter and item.tensor.requires_grad:
             trained += size

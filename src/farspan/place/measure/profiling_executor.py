@@ -312,7 +312,7 @@ class ProfilingExecutor(Executor):
         )
 
     def _input_of(self, value: Value, segment: Segment) -> Input:
-        size = value.meta.numel * value.meta.dtype.itemsize
+        size = value.meta.size_bytes
         if value.call is None:
             name = value.name or str(value.key)
             return Input(source=None, stage=value.stage, size_bytes=size, name=name, is_parameter=bool(value.name))

@@ -117,7 +117,7 @@ def _gradient_of(engine: Engine, move: Move, owner: int) -> torch.Tensor:
 
 
 def _size(move: Move) -> int:
-    return move.item.meta.numel * move.item.meta.dtype.itemsize if move.item.is_parameter else 0
+    return move.item.meta.size_bytes if move.item.is_parameter else 0
 
 
 def _rank_of(engine: Engine, move: Move) -> int:

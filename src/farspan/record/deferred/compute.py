@@ -11,7 +11,7 @@ import torch
 from farspan.call.modes import apply_modes
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import Value
-from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, size_of, sources_of, viewed_by
+from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, sources_of, viewed_by
 from farspan.record.unrecorded import plainly
 from farspan.torch_private import DisableTorchFunction
 
@@ -66,7 +66,7 @@ class Computing:
         sources = dict.fromkeys(value for call in calls for value in sources_of(call, is_to_compute=True))
         far = [value for value in sources if value.data is None and value.ticket is None and value not in self._fetched]
         with DisableTorchFunction():
-            fetched = self.recorder.engine.fetch([each for each in far if size_of(each) <= MOST_BYTES])
+            fetched = self.recorder.engine.fetch([each for each in far if each.meta.size_bytes <= MOST_BYTES])
             for value, data in fetched.items():
                 self._keep(value, data)
         for call in calls:
@@ -116,7 +116,7 @@ class Computing:
             if source.call.results is not None:
                 return None
             call, index = source.call, source.index
-        if source is None or size_of(source) <= MOST_BYTES or source.data is not None:
+        if source is None or source.meta.size_bytes <= MOST_BYTES or source.data is not None:
             return None
         meta = source.meta
         view = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")

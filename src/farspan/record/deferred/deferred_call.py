@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from farspan.call.infer.entry import Entry
-from farspan.graph import EVERYWHERE, Call, Meta, Value
+from farspan.graph import EVERYWHERE, Call, Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction
 
@@ -22,7 +22,6 @@ __all__ = [
     "is_local",
     "is_ready",
     "is_view",
-    "size_of",
     "sources_are_held",
     "sources_of",
     "viewed_by",
@@ -72,7 +71,10 @@ class DeferredCall(Call):
     @property
     def is_large_view(self) -> bool:
         """Returns whether its result is too large to be fetched without being read."""
-        return is_view(self.entry, self.arguments or ()) and sum(map(_size_of_meta, self.entry.metas)) > MOST_BYTES
+        return (
+            is_view(self.entry, self.arguments or ())
+            and sum([meta.size_bytes for meta in self.entry.metas]) > MOST_BYTES
+        )
 
     def uses(self, values: set[Value]) -> bool:
         """Returns whether the call takes one of `values`, itself or through other deferred calls."""
@@ -142,7 +144,7 @@ def are_known(arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool
         if isinstance(item, Value):
             if not _is_computed(item):
                 return False
-            size_bytes += size_of(item)
+            size_bytes += item.meta.size_bytes
         else:
             with DisableTorchFunction():
                 size_bytes += item.numel() * item.element_size()
@@ -160,15 +162,6 @@ def viewed_by(call: DeferredCall) -> Value | None:
     """Returns the value of which it takes views, if it does nothing else."""
     arguments = call.arguments
     return arguments[0] if arguments and is_view(call.entry, arguments) else None
-
-
-def size_of(value: Value) -> int:
-    """Returns the size of a value's data in bytes."""
-    return _size_of_meta(value.meta)
-
-
-def _size_of_meta(meta: Meta) -> int:
-    return meta.numel * meta.dtype.itemsize
 
 
 def can_go_back(value: Value) -> bool:

@@ -43,7 +43,7 @@ def _address(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: 
         return function(placed.tensor)
     if function is _T.data_ptr:
         return _address_of(placed)
-    storage = _Storage(placed.meta.numel * placed.meta.dtype.itemsize, device="meta")
+    storage = _Storage(placed.meta.size_bytes, device="meta")
     storage._address = _address_of(placed)
     return storage if function is _T.untyped_storage else _typed(storage, placed)
 

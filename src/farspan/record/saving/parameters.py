@@ -34,7 +34,7 @@ def reserved_tensor(meta: Meta, read: Callable[[torch.Tensor | None], torch.Tens
         meta: Of the tensor.
         read: Its data, in the order of its shape; into memory for them, bytes, [size], if that is given.
     """
-    if not is_reservable(meta.numel * meta.dtype.itemsize):
+    if not is_reservable(meta.size_bytes):
         return None
     order = _order_in_memory(meta)
     sizes = [meta.shape[dim] for dim in order]
@@ -47,7 +47,7 @@ def reserved_tensor(meta: Meta, read: Callable[[torch.Tensor | None], torch.Tens
             read(memory)
 
     with DisableTorchFunction():  # it is no use of the program's
-        return _placed_in(reserve(meta.numel * meta.dtype.itemsize, fill), meta, sizes, order)
+        return _placed_in(reserve(meta.size_bytes, fill), meta, sizes, order)
 
 
 def laid_out(meta: Meta, data: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def laid_out(meta: Meta, data: torch.Tensor) -> torch.Tensor:
     if order == sorted(order):
         return data
     sizes = [meta.shape[dim] for dim in order]
-    memory = torch.empty(meta.numel * meta.dtype.itemsize, dtype=torch.uint8)
+    memory = torch.empty(meta.size_bytes, dtype=torch.uint8)
     return _placed_in(memory, meta, sizes, order).copy_(data)
 
 
