@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from farspan.adapters import adapt_trainers
+from farspan.adapters.shares import number_of_groups, this_group
 from farspan.errors import PlanError
 from farspan.execute.optimizers.watched_steps import watch_optimizers
 from farspan.execute.process.world import (
@@ -362,8 +363,7 @@ def data_rank() -> int:
         >>> batches[farspan.data_rank() :: farspan.data_world()]
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    engine = current_engine()
-    return 0 if engine is None else engine.groups.number
+    return this_group()
 
 
 def data_world() -> int:
@@ -375,8 +375,7 @@ def data_world() -> int:
         >>> farspan.data_world()
         1
     """
-    engine = current_engine()
-    return 1 if engine is None else engine.groups.num_groups
+    return number_of_groups()
 
 
 def flush() -> None:

@@ -55,12 +55,6 @@ class SharedValues:
         self.gradients = SharedGradients(parameters, self._progressed, has_others=side.world_size > 1)
         self._serve(side)
 
-    def leave(self) -> None:
-        """Ends what other ranks ask, who have begun to leave this world too."""
-        with self._progressed:
-            self._is_over = True
-            self._progressed.notify_all()
-
     def join(self, side: SideChannel) -> None:
         """Goes on in another world."""
         self._is_over = False
@@ -82,7 +76,7 @@ class SharedValues:
             self._progressed.notify_all()
 
     def close(self) -> None:
-        """Ends this rank's logical clock: who waits for it gets an error."""
+        """Ends this rank's logical clock, or its world: who waits for it gets an error."""
         with self._progressed:
             self._is_over = True
             self._progressed.notify_all()

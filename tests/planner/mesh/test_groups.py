@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from farspan.errors import PlanError
 from farspan.planner import Unit, auto_plan
-from farspan.planner.mesh import best_groups
+from farspan.planner.mesh import Machine, best_groups
 from farspan.planner.mesh.widths import cuts_and_widths
 
 UNITS = [Unit(name=f"blocks.{number}", cost=1e6, parameter_bytes=4_000_000) for number in range(8)]
-ROOMY: Any = {"memory_bytes": 1e12, "flops_per_s": 1e11, "bytes_per_s": 1e10, "num_micro_batches": 8}
+ROOMY = Machine(memory_bytes=1e12, flops_per_s=1e11, bytes_per_s=1e10)
 
 
 def slowest(costs: list[float], ends: tuple[int, ...], widths: list[int]) -> float:
@@ -47,18 +47,21 @@ def test_fewer_stages_than_ranks_give_the_slow_stage_several() -> None:
 
 
 def test_groups_win_where_they_fit_and_the_link_is_fast() -> None:
-    assert best_groups(UNITS, 4, **ROOMY).num_groups == 4
+    assert best_groups(UNITS, 4, ROOMY, num_micro_batches=8).num_groups == 4
 
 
 def test_a_model_that_no_rank_can_hold_is_divided() -> None:
     """Weights, gradients and two states of Adam: 128 MB in all."""
-    assert best_groups(UNITS, 4, **{**ROOMY, "memory_bytes": 70e6}).num_groups == 2
-    assert best_groups(UNITS, 4, **{**ROOMY, "memory_bytes": 35e6}).num_groups == 1
+    assert best_groups(UNITS, 4, replace(ROOMY, memory_bytes=70e6), num_micro_batches=8).num_groups == 2
+    assert best_groups(UNITS, 4, replace(ROOMY, memory_bytes=35e6), num_micro_batches=8).num_groups == 1
     with pytest.raises(PlanError, match="no number of groups fits 4 ranks"):
-        best_groups(UNITS, 4, **{**ROOMY, "memory_bytes": 20e6})
+        best_groups(UNITS, 4, replace(ROOMY, memory_bytes=20e6), num_micro_batches=8)
 
 
 def test_a_slow_link_between_groups_makes_one_pipeline_the_fastest() -> None:
-    assert best_groups(UNITS, 4, **{**ROOMY, "bytes_per_s": 1e5}).num_groups == 1
-    numbers = [best_groups(UNITS, 4, **{**ROOMY, "bytes_per_s": rate}).num_groups for rate in (1e5, 1e7, 1e9)]
+    assert best_groups(UNITS, 4, replace(ROOMY, bytes_per_s=1e5), num_micro_batches=8).num_groups == 1
+    numbers = [
+        best_groups(UNITS, 4, replace(ROOMY, bytes_per_s=rate), num_micro_batches=8).num_groups
+        for rate in (1e5, 1e7, 1e9)
+    ]
     assert numbers == sorted(numbers)

@@ -21,7 +21,7 @@ __all__ = ["leave", "renumber"]
 
 def leave(engine: Engine) -> None:
     """Ends all connections of the world before."""
-    engine.values.leave()
+    engine.values.close()
     engine.interrupt()
     engine.side.close(linger_s=0.0)
     transport, engine.transport = engine.transport, None

@@ -38,13 +38,10 @@ class GroupsChoice:
         Raises:
             PlanError: The model fits into no number of groups.
         """
-        machine = nominal_machine(num_ranks)
         self.found = best_groups(
             units_of(self._model, num_ranks),
             num_ranks,
-            memory_bytes=machine.memory_bytes,
-            flops_per_s=machine.flops_per_s,
-            bytes_per_s=machine.bytes_per_s,
+            nominal_machine(num_ranks),
             num_micro_batches=nominal_micro_batches(self._micro_batches, num_ranks),
         )
         return self.found.num_groups

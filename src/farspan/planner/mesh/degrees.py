@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from farspan.errors import PlanError
 from farspan.planner.links import Link
 from farspan.planner.mesh.chain_step import ChainStage, chain_step
-from farspan.planner.mesh.groups import COPIES, FLOPS, LATENCY_S, POSITIONS, Machine
+from farspan.planner.mesh.groups import COPIES, FLOPS, LATENCY_S, POSITIONS, Machine, cut_evenly
 from farspan.planner.model_unit import Unit
-from farspan.planner.partition import partition
 from farspan.units import format_bytes
 
 __all__ = ["DegreeForecast", "best_degree"]
@@ -78,11 +77,7 @@ def best_degree(
         num_stages = num_ranks // degree
         if num_ranks % degree or len(units) < num_stages:
             continue
-        stage_of = partition([unit.cost for unit in units], num_stages) if num_stages > 1 else [0] * len(units)
-        costs, sizes = [0.0] * num_stages, [0.0] * num_stages
-        for unit, stage in zip(units, stage_of, strict=True):
-            costs[stage] += unit.cost
-            sizes[stage] += unit.parameter_bytes
+        costs, sizes = cut_evenly(units, num_stages)
         held = COPIES * max(sizes) / degree
         least = held if not least else min(least, held)
         if held > machine.memory_bytes:

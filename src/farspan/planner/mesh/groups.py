@@ -19,7 +19,7 @@ from farspan.planner.model_unit import Unit
 from farspan.planner.partition import partition
 from farspan.units import format_bytes
 
-__all__ = ["COPIES", "FLOPS", "LATENCY_S", "POSITIONS", "GroupsForecast", "Machine", "best_groups"]
+__all__ = ["COPIES", "FLOPS", "LATENCY_S", "POSITIONS", "GroupsForecast", "Machine", "best_groups", "cut_evenly"]
 
 COPIES = 4
 """Of a parameter that is trained: itself, its gradient, and what Adam keeps."""
@@ -67,10 +67,8 @@ class GroupsForecast:
 def best_groups(
     units: Sequence[Unit],
     num_ranks: int,
+    machine: Machine,
     *,
-    memory_bytes: float,
-    flops_per_s: float,
-    bytes_per_s: float,
     num_micro_batches: int,
 ) -> GroupsForecast:
     """Choose the number of groups that trains most batches a second.
@@ -78,9 +76,7 @@ def best_groups(
     Args:
         units: Of the model, in the order in which they run.
         num_ranks: To be divided.
-        memory_bytes: Of a rank.
-        flops_per_s: Of a rank.
-        bytes_per_s: Of the link between groups.
+        machine: What a rank has; its link is that between groups.
         num_micro_batches: Of a batch.
 
     Raises:
@@ -88,13 +84,12 @@ def best_groups(
 
     Example:
         >>> units = [Unit(name=str(i), cost=1e6, parameter_bytes=4_000_000) for i in range(4)]
-        >>> ways = {"flops_per_s": 1e10, "num_micro_batches": 1}
-        >>> best_groups(units, 4, memory_bytes=1e9, bytes_per_s=1e9, **ways).num_groups
+        >>> roomy = Machine(memory_bytes=1e9, flops_per_s=1e10, bytes_per_s=1e9)
+        >>> best_groups(units, 4, roomy, num_micro_batches=1).num_groups
         4
-        >>> best_groups(units, 4, memory_bytes=4e7, bytes_per_s=1e9, **ways).num_groups
+        >>> small = Machine(memory_bytes=4e7, flops_per_s=1e10, bytes_per_s=1e9)
+        >>> best_groups(units, 4, small, num_micro_batches=1).num_groups
         2
-        >>> best_groups(units, 4, memory_bytes=1e9, bytes_per_s=1e5, **ways).num_groups
-        1
     """
     found: list[GroupsForecast] = []
     least = 0.0
@@ -102,28 +97,34 @@ def best_groups(
         num_stages = num_ranks // num_groups
         if num_ranks % num_groups or len(units) < num_stages:
             continue
-        stage_of = partition([unit.cost for unit in units], num_stages) if num_stages > 1 else [0] * len(units)
-        costs, sizes = [0.0] * num_stages, [0.0] * num_stages
-        for unit, stage in zip(units, stage_of, strict=True):
-            costs[stage] += unit.cost
-            sizes[stage] += unit.parameter_bytes
+        costs, sizes = cut_evenly(units, num_stages)
         held = COPIES * max(sizes)
         least = held if not least else min(least, held)
-        if held > memory_bytes:
+        if held > machine.memory_bytes:
             continue
-        forward_s = [FLOPS * cost * POSITIONS / flops_per_s / num_micro_batches for cost in costs]
+        forward_s = [FLOPS * cost * POSITIONS / machine.flops_per_s / num_micro_batches for cost in costs]
         stages = [ChainStage(forward_s=seconds, backward_s=2 * seconds) for seconds in forward_s]
         link = Link(name="", latency=LATENCY_S)
         step_s = chain_step(stages, num_micro_batches, link=link).step_time
         if num_groups > 1:  # an all-reduce, which begins with the backward and is hidden by nothing but that
-            reduction_s = 2 * (num_groups - 1) / num_groups * max(sizes) / bytes_per_s
+            reduction_s = 2 * (num_groups - 1) / num_groups * max(sizes) / machine.bytes_per_s
             step_s = max(step_s, max(forward_s) * num_micro_batches + reduction_s)
         found.append(GroupsForecast(num_groups=num_groups, step_s=max(step_s, 1e-12), held_bytes=held))
     if not found:
         raise PlanError(
             f"no number of groups fits {num_ranks} ranks.",
             why=f"parameters, gradients and optimizer state take {format_bytes(least)} at least on a rank that has "
-            f"{format_bytes(memory_bytes)},\nor the model has fewer parts than a group has ranks.",
+            f"{format_bytes(machine.memory_bytes)},\nor the model has fewer parts than a group has ranks.",
             hint="more ranks, or data_parallel=1 with a plan of your own",
         )
     return max(found, key=lambda each: (each.batches_per_s, -each.num_groups))
+
+
+def cut_evenly(units: Sequence[Unit], num_stages: int) -> tuple[list[float], list[float]]:
+    """Cuts units into stages of equal cost; returns the cost and the parameter bytes of each."""
+    stage_of = partition([unit.cost for unit in units], num_stages) if num_stages > 1 else [0] * len(units)
+    costs, sizes = [0.0] * num_stages, [0.0] * num_stages
+    for unit, stage in zip(units, stage_of, strict=True):
+        costs[stage] += unit.cost
+        sizes[stage] += unit.parameter_bytes
+    return costs, sizes
