@@ -39,7 +39,7 @@ _INTERRUPT_GRACE_S = 30.0
 
 
 class Crew(Protocol):
-    """Where the ranks of one start run: on this machine, or on several."""
+    """Where the ranks of one start run: on this machine, or on several; what is about others does nothing on one."""
 
     num_processes: int
 

@@ -35,20 +35,22 @@ class Started(Protocol):
     """A rank that was started, here or on another host."""
 
     number: int
-    returncode: int
-    """As in subprocess, once it has ended."""
-    was_stopped: bool
-    has_ended: bool
     log: Path
-    lost: str
+    has_console: bool
+    returncode: int = 0
+    """As in subprocess, once it has ended."""
+    was_stopped: bool = False
+    has_ended: bool = False
+    lost: str = ""
     """Why nothing is known of its end, where that is so."""
 
-    @property
-    def has_console(self) -> bool: ...
     def wait(self) -> int: ...
     def handles(self, number: signal.Signals) -> bool: ...
     def send(self, number: signal.Signals, *, group: bool) -> None: ...
-    def read_tail(self) -> str: ...
+    def read_tail(self) -> str:
+        """Returns the end of what it wrote."""
+        return read_end(self.log).decode("utf-8", errors="replace")
+
     def give_console(self) -> contextlib.AbstractContextManager[Sequence[int]]:
         """Lets it write to the console from now on; gives the numbers of the files that it is to have for that."""
         ...
@@ -57,7 +59,7 @@ class Started(Protocol):
 
 
 class Process:
-    """One process of a job; `returncode` is as in subprocess, once it has ended.
+    """One process of a job.
 
     Args:
         number: Its rank.
@@ -79,10 +81,7 @@ class Process:
         stderr: int | None,
     ) -> None:
         self.number = number
-        self.returncode = 0
-        self.was_stopped = False
         self.has_ended = False
-        self.lost = ""
         self.process = subprocess.Popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
         )
@@ -104,7 +103,7 @@ class Process:
         self.process.wait()
 
 
-class Rank(Process):
+class Rank(Process, Started):
     """A process whose output goes to its log, and, where it has the console, there too.
 
     Args:
@@ -164,10 +163,6 @@ class Rank(Process):
         yield console.stdout, console.stderr
         console.start()
         self._console = console
-
-    def read_tail(self) -> str:
-        """Returns the end of what it wrote."""
-        return read_end(self.log).decode("utf-8", errors="replace")
 
 
 def wait_unreaped(pid: int) -> int:

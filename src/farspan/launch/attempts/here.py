@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farspan.launch.environment import launch_variables
+from farspan.launch.job import Crew
 from farspan.launch.rank_process import Rank
 from farspan.settings import PREFIX
 
 __all__ = ["Here", "inherited_variables"]
 
 
-class Here:
+class Here(Crew):
     """All ranks, on this machine.
 
     Args:
@@ -50,15 +51,6 @@ class Here:
             own["PYTHONBREAKPOINT"] = "0"  # it has no keyboard
         variables = self._variables | own | dict(more or {})
         return Rank(number, self._command, variables, log_dir / f"rank{number}.log", has_console=has_console)
-
-    def note_end(self, number: int) -> None:
-        """Nothing: the launcher's own note is for all."""
-
-    def take_members(self, members: object) -> None:
-        """Nothing: the ranks of this machine connect by themselves."""
-
-    def finish(self, *, kills: bool) -> None:
-        """Nothing: there is no other host."""
 
 
 def inherited_variables() -> dict[str, str]:

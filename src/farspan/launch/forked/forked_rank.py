@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from farspan.launch.attempts.here import inherited_variables
+from farspan.launch.job import Crew
 from farspan.launch.rank.process_end import end_process
-from farspan.launch.rank_process import handles_signal, open_log, read_end, send_signal, wait_unreaped
+from farspan.launch.rank_process import Started, handles_signal, open_log, send_signal, wait_unreaped
 from farspan.launch.terminal import LogCopy
 from farspan.settings import PREFIX
 
@@ -27,7 +28,7 @@ __all__ = ["ForkedCrew"]
 _CODE_OF_EXCEPTION = 1
 
 
-class ForkedCrew:
+class ForkedCrew(Crew):
     """All ranks, as forks of this process.
 
     Args:
@@ -46,25 +47,12 @@ class ForkedCrew:
         own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number)}
         return ForkedRank(number, self._function, self._variables | own | dict(more or {}), log_dir)
 
-    def take_members(self, members: object) -> None:
-        """Nothing: forks connect by themselves."""
 
-    def note_end(self, number: int) -> None:
-        """Nothing: there is no other host."""
-
-    def finish(self, *, kills: bool) -> None:
-        """Nothing: there is no other host."""
-
-
-class ForkedRank:
+class ForkedRank(Started):
     """A fork that runs a function; what rank 0 writes goes to `sys.stdout` and `sys.stderr`, which a notebook shows."""
 
     def __init__(self, number: int, function: Callable[[], Any], variables: Mapping[str, str], log_dir: Path) -> None:
         self.number = number
-        self.returncode = 0
-        self.was_stopped = False
-        self.has_ended = False
-        self.lost = ""
         self.has_console = number == 0
         self.log = log_dir / f"rank{number}.log"
         self._readers: list[threading.Thread] = []
@@ -103,10 +91,6 @@ class ForkedRank:
     def give_console(self) -> Generator[Sequence[int]]:
         """Nothing: what it writes is in the cell already."""
         yield ()
-
-    def read_tail(self) -> str:
-        """Returns the end of what it wrote."""
-        return read_end(self.log).decode("utf-8", errors="replace")
 
     def close(self) -> None:
         """Reaps it, and waits until all that it has written is shown."""

@@ -28,14 +28,14 @@ from farspan.launch.hosts.growing import Absent, Growth
 from farspan.launch.hosts.host import Host, is_this_machine
 from farspan.launch.hosts.reach import reach
 from farspan.launch.hosts.remote import RemoteHost
-from farspan.launch.job import Events
+from farspan.launch.job import Crew, Events
 from farspan.launch.membership import MemberService
 from farspan.launch.memory import MEMORY_VARIABLE, ServedMemory, keeper_variables
 from farspan.launch.rank_process import Started
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
-__all__ = ["Crew", "Fleet", "address_of", "describe_hosts"]
+__all__ = ["CrewOfHosts", "Fleet", "address_of", "describe_hosts"]
 
 _RETRY_S = 5.0
 
@@ -179,7 +179,7 @@ class Fleet:
             raise
         return remote
 
-    def open(self, events: Events, variables: dict[str, str], files: str | None) -> Crew:
+    def open(self, events: Events, variables: dict[str, str], files: str | None) -> CrewOfHosts:
         """Returns the places of the ranks of one start.
 
         Args:
@@ -192,7 +192,7 @@ class Fleet:
         """
         if variables.get(MEMORY_VARIABLE):
             self._memory = self._memory or ServedMemory()
-        return Crew(self._present, self._remote, self.script_argv, events, variables, files, memory=self._memory)
+        return CrewOfHosts(self._present, self._remote, self.script_argv, events, variables, files, memory=self._memory)
 
     def take_in_at_saves(self, events: Events, pipe: str) -> None:
         """Lets hosts that come while the ranks run, or come back, take part from the next save on.
@@ -229,7 +229,7 @@ class Fleet:
             self._memory.close()
 
 
-class Crew:
+class CrewOfHosts(Crew):
     """The places of all ranks of one start."""
 
     def __init__(

@@ -20,7 +20,7 @@ from farspan.launch.hosts.host import Host
 from farspan.launch.job import Events, Noted
 from farspan.launch.membership import MemberService
 from farspan.launch.rank.notes import EACH_SAVE_VARIABLE, PROGRESS_VARIABLE, add_notes, note_saving
-from farspan.launch.rank_process import open_log, read_end
+from farspan.launch.rank_process import Started, open_log
 from farspan.launch.roles.directory import Away
 from farspan.launch.terminal import write_all, write_stderr
 
@@ -31,15 +31,11 @@ _ENDING_S = 10.0
 _CODE_OF_LOST = 255
 
 
-class RemoteRank:
+class RemoteRank(Started):
     """A rank on another host; what it writes goes to a log here, and, where it has the console, there too."""
 
     def __init__(self, number: int, connection: Link, log: Path, *, has_console: bool) -> None:
         self.number = number
-        self.returncode = 0
-        self.was_stopped = False
-        self.has_ended = False
-        self.lost = ""
         self.has_console = has_console
         self.log = log
         self._file = open_log(self.log)
@@ -63,10 +59,6 @@ class RemoteRank:
             self._connection.send({"do": "signal", "number": self.number, "signal": int(number), "group": group})
         except LostError:  # its end has come, or will
             return
-
-    def read_tail(self) -> str:
-        """Returns the end of what it wrote."""
-        return read_end(self.log).decode("utf-8", errors="replace")
 
     @contextlib.contextmanager
     def give_console(self) -> Generator[Sequence[int]]:

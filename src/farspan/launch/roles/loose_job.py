@@ -20,11 +20,11 @@ __all__ = ["LooseCrew", "LooseJob"]
 
 
 class LooseCrew(Crew, Protocol):
-    """Where the processes of a role run, and may run instead."""
+    """Where the processes of a role run, and may run instead; by itself, nowhere else."""
 
     def move(self, number: int) -> str:
         """Gives a rank that was lost with its host a place on another one; returns its name, "" where there is none."""
-        ...
+        return ""
 
     def give_up(self, number: int) -> None:
         """Gives the place of a rank that does not come again to others."""

@@ -11,12 +11,12 @@ from farspan.launch.attempts import Here
 from farspan.launch.attempts.waiting import HostLostError, do_unless_over
 from farspan.launch.hosts import Fleet, Host
 from farspan.launch.hosts.connection import LostError
-from farspan.launch.hosts.fleet import Crew as CrewOfHosts
-from farspan.launch.hosts.fleet import address_of, describe_hosts
+from farspan.launch.hosts.fleet import CrewOfHosts, address_of, describe_hosts
 from farspan.launch.hosts.host import is_this_machine
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.job import Crew, Events
 from farspan.launch.roles.directory import Directory
+from farspan.launch.roles.loose_job import LooseCrew
 from farspan.launch.roles.role import Role
 from farspan.launch.roles.slots import Slots, lay
 
@@ -148,21 +148,11 @@ class SeveralHosts:
         return address_of(host, viewer, self._fleet.remote)
 
 
-class _CrewHere(Here):
-    """The places of one start of a role that is on this machine: no host of it is lost."""
-
-    def move(self, number: int) -> str:
-        """Nowhere: there is no other host."""
-        return ""
-
-    def give_up(self, number: int) -> None:
-        """Nothing: nobody waits for its place."""
-
-    def when_free(self, action: Callable[[], None]) -> None:
-        """Never: nobody waits for a place."""
+class _CrewHere(Here, LooseCrew):
+    """The places of one start of a role that is on this machine: no host is lost, and nobody waits for a place."""
 
 
-class _Crew(CrewOfHosts):
+class _Crew(CrewOfHosts, LooseCrew):
     """The places of one start of a role, of which processes that stand for themselves may get others.
 
     Args:
