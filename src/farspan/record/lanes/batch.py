@@ -134,41 +134,66 @@ class BatchedModel:
         template, tensors = flatten((args, kwargs))
         num_rows = _rows_of(tensors)
         num_lanes = min(self.num_lanes or 2, num_rows // 2)  # a single row is treated otherwise in many places
-        if self.num_lanes == 1:
-            return self._whole("one micro-batch is likely to be about as fast as several", call, args, kwargs)
-        if num_lanes < 2:
-            return self._whole("a batch of fewer than 4 rows is too small", call, args, kwargs)
-        modules = [*self.model.modules()]
-        reason = _kept_whole_by(recorder, modules)
-        if reason:
-            return self._whole(reason, call, args, kwargs)
-        metas = [item._value.meta if isinstance(item, LazyTensor) else meta_of(item) for item in tensors]
-        if any(len(meta.stride) != len(meta.shape) for meta in metas):
-            return self._whole("it is given sparse tensors", call, args, kwargs)
-        numbers, sizes = Numbers(template, metas), _sizes(num_rows, num_lanes)
-        key = (numbers.kind, _state_of(recorder, modules), self._around.number(modules))
-        if key not in self._kinds and len(self._kinds) >= _MOST_KINDS:
-            return self._whole("what its modules hold or read is new in each call", call, args, kwargs)
-        kind = self._kinds.setdefault(key, Kind())
-        cut = kind.known(numbers, sizes)
-        if cut is None or cut.is_provisional:
-            if not kind.is_worth_more:
-                return self._whole("it is called with ever new numbers", call, args, kwargs)
-            recorder.flush_before_change("how a batch can be cut into micro-batches is examined")
-            with _unmeasured(recorder.engine):
-                again = self._examined(recorder, call, numbers, template, metas, tensors, sizes, kind)
-            again.is_provisional &= self._num_first_calls < _FIRST_CALLS
-            self._num_first_calls += again.is_provisional
-            cut = kind.keep(numbers, sizes, again)
-        if cut.is_provisional:
+        sizes = _sizes(num_rows, num_lanes) if num_lanes > 1 else []
+        cut = self._cut_of(recorder, call, template, tensors, sizes)
+        if cut.is_provisional or cut.reason:
+            if not cut.is_provisional:
+                self._note(cut.reason)
             join_all((args, kwargs))
             return call(*args, **kwargs)
-        if cut.reason:
-            return self._whole(cut.reason, call, args, kwargs)
         if self._choose is not None:  # the first batch that can be cut says how much work there is
             self.num_lanes, self._choose = self._choose(cut.work, num_rows), None
             return self.call(recorder, call, args, kwargs)
         self._has_cut = True
+        return self._in_lanes(recorder, call, template, tensors, sizes, cut)
+
+    def _cut_of(
+        self,
+        recorder: Recording,
+        call: Callable[..., Any],
+        template: Template,
+        tensors: Sequence[Any],
+        sizes: list[int],
+    ) -> Cut:
+        """Returns how a batch is cut, or why it is not: what is known of calls like this one, else an examination."""
+        if self.num_lanes == 1:
+            return Cut(reason="one micro-batch is likely to be about as fast as several")
+        if not sizes:
+            return Cut(reason="a batch of fewer than 4 rows is too small")
+        modules = [*self.model.modules()]
+        reason = _kept_whole_by(recorder, modules)
+        if reason:
+            return Cut(reason=reason)
+        metas = [item._value.meta if isinstance(item, LazyTensor) else meta_of(item) for item in tensors]
+        if any(len(meta.stride) != len(meta.shape) for meta in metas):
+            return Cut(reason="it is given sparse tensors")
+        numbers = Numbers(template, metas)
+        key = (numbers.kind, _state_of(recorder, modules), self._around.number(modules))
+        if key not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+            return Cut(reason="what its modules hold or read is new in each call")
+        kind = self._kinds.setdefault(key, Kind())
+        cut = kind.known(numbers, sizes)
+        if cut is not None and not cut.is_provisional:
+            return cut
+        if not kind.is_worth_more:
+            return Cut(reason="it is called with ever new numbers")
+        recorder.flush_before_change("how a batch can be cut into micro-batches is examined")
+        with _unmeasured(recorder.engine):
+            again = self._examined(recorder, call, numbers, template, metas, tensors, sizes, kind)
+        again.is_provisional &= self._num_first_calls < _FIRST_CALLS
+        self._num_first_calls += again.is_provisional
+        return kind.keep(numbers, sizes, again)
+
+    def _in_lanes(
+        self,
+        recorder: Recording,
+        call: Callable[..., Any],
+        template: Template,
+        tensors: Sequence[Any],
+        sizes: Sequence[int],
+        cut: Cut,
+    ) -> Any:
+        """Records a call lane by lane; returns for the program what the batch gives."""
         window = recorder.batches.window
         if window is None or not window.is_open or window.sizes != tuple(sizes) or not window.can_use(tensors):
             window = recorder.batches.window = Window(recorder, sizes)
@@ -197,11 +222,6 @@ class BatchedModel:
         if reason not in self.reasons:
             self.reasons[reason] = None
             self._say(f"batches are not cut into micro-batches: {reason}")
-
-    def _whole(self, reason: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        join_all((args, kwargs))
-        self._note(reason)
-        return call(*args, **kwargs)
 
     def _examined(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,9 +96,9 @@ def write_apart(
         LeakError: A module writes into such memory: its parts can.
     """
     where = format_where(find_where())
+    run_here: Any = functools.partial(_run_here, target, template, tensors)
     if type(target) is not Leaf and any(recorder.outside.is_gradient(tensors[i]) for i in entry.mutated):
-        args, kwargs = rebuild(template, list(map(read_data, tensors)))
-        return True, target(*args, **kwargs)
+        return True, run_here()
     written = [tensors[i] for i in entry.mutated]
     roots = [root_of(item) for item in written if type(item) is LazyTensor]
     if any(type(item) is LazyTensor and item._is_torn for item in (*written, *roots)):
@@ -110,14 +111,12 @@ def write_apart(
     if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):
         for tensor in plain:
             _keep_for_pending(recorder, tensor)
-        args, kwargs = rebuild(template, list(map(read_data, tensors)))
-        return True, target(*args, **kwargs)  # type: ignore[operator]
+        return True, run_here()
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
         if type(target) is Leaf:
             raise LeakError("it writes into plain memory that others use too")
         has_gradient = _check_every_rank_can_write(recorder, target, entry, tensors, plain, where)
-        args, kwargs = rebuild(template, list(map(read_data, tensors)))
-        result = target(*args, **kwargs)  # type: ignore[operator]
+        result = run_here()
         if has_gradient:
             _end_gradient(recorder, plain[0], entry.name, where)
         return True, result
@@ -130,21 +129,31 @@ def write_apart(
     shared = [(i, tensor) for i in entry.mutated if isinstance(tensor := tensors[i], LazyTensor) and is_shared(tensor)]
     if not shared:
         return False, None
+    _check_view(recorder, target, entry, shared[0][1], where)
+    write_through(recorder, target, template, tensors, shared[0][0], stage)
+    return True, (tensors[entry.same_as[0]] if entry.same_as else None)
+
+
+def _run_here(target: Any, template: Template, tensors: Sequence[torch.Tensor]) -> Any:
+    """Runs a call at once, on every rank."""
+    args, kwargs = rebuild(template, list(map(read_data, tensors)))
+    return target(*args, **kwargs)
+
+
+def _check_view(recorder: Recording, target: Target, entry: Entry, view: LazyTensor, where: str) -> None:
+    """Raises unless a call that writes into a view can be recorded as one that writes into what it is a view of."""
     if len(entry.mutated) > 1 or type(target) is Leaf or min(entry.same_as, default=0) < 0:
         recorder.refuse(
             f"{entry.name} writes into a tensor of which a view is still in use",
             why=f"at {where}: the view would have to change with it.",
             hint="use the out-of-place operation, or write before taking the view",
         )
-    number, view = shared[0]
     if root_of(view) is None:
         recorder.refuse(
             f"{entry.name} writes into a view that a module has returned",
             why=f"at {where}: what it is a view of would have to change with it.",
             hint="clone() it first, or let the module write",
         )
-    write_through(recorder, target, template, tensors, number, stage)
-    return True, (tensors[entry.same_as[0]] if entry.same_as else None)
 
 
 def _become_recorded(recorder: Recording, plain: torch.Tensor, stage: int, name: str, where: str) -> None:

@@ -39,16 +39,26 @@ def _grad(
     materialize_grads: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     wanted_tensors: Sequence[Any] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-    if any(type(item) is TeamTensor for item in wanted_tensors):
-        parts = [item._parts if type(item) is TeamTensor else [item] for item in wanted_tensors]
-        flat = [part for each in parts for part in each]
-        ways = (retain_graph, create_graph, only_inputs, True, is_grads_batched)
-        found = iter(_grad(recorder, outputs, flat, grad_outputs, *ways))
-        by_tensor = [[next(found) for _ in each] for each in parts]
-        gradients = [gradient_of_parts(item, each) for item, each in zip(wanted_tensors, by_tensor, strict=True)]
-        return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
     if is_grads_batched:
         recorder.refuse("is_grads_batched=True cannot be recorded", hint="call torch.autograd.grad once for each")
+    parts = [item._parts if type(item) is TeamTensor else [item] for item in wanted_tensors]
+    flat = [part for each in parts for part in each]
+    requested = _request(recorder, flat)
+    keeps_graph = create_graph if retain_graph is None else retain_graph
+    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, requested=requested)
+    recorder.next_graph()
+    if recorder.hooks.are_there or backward.stops is not None:
+        recorder.hooks.run_backward(backward, "torch.autograd.grad()")
+    else:
+        recorder.engine.flush("torch.autograd.grad()")
+    found = iter(_found_for(recorder, flat, requested))
+    by_tensor = [[next(found) for _ in each] for each in parts]
+    gradients = [gradient_of_parts(item, each) for item, each in zip(wanted_tensors, by_tensor, strict=True)]
+    return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
+
+
+def _request(recorder: Recording, wanted_tensors: Sequence[Any]) -> RequestedGradients:
+    """Returns the request for the gradients of parameters, recorded tensors, and others that every rank has."""
     placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
     recorded = [item for item in wanted_tensors if type(item) is LazyTensor]
     for item in recorded:
@@ -67,23 +77,19 @@ def _grad(
     ]
     if not all(item.requires_grad for item in [*outside, *recorded]):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    requested = RequestedGradients(
+    return RequestedGradients(
         [item.name for item in placed if item is not None], outside, [item._value for item in recorded]
     )
-    keeps_graph = create_graph if retain_graph is None else retain_graph
-    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, requested=requested)
-    recorder.next_graph()
-    if recorder.hooks.are_there or backward.stops is not None:
-        recorder.hooks.run_backward(backward, "torch.autograd.grad()")
-    else:
-        recorder.engine.flush("torch.autograd.grad()")
+
+
+def _found_for(
+    recorder: Recording, wanted_tensors: Sequence[Any], requested: RequestedGradients
+) -> list[torch.Tensor | None]:
+    """Returns the gradients that a backward has found, in the order of the tensors."""
+    keys = [item._value if type(item) is LazyTensor else recorder.placed.get(id(item)) for item in wanted_tensors]
     of_outside = iter(requested.gradients)
-    keys = [
-        item._value if type(item) is LazyTensor else known for item, known in zip(wanted_tensors, placed, strict=True)
-    ]
     of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], requested))
-    known = [next(of_outside if key is None else of_recorded) for key in keys]
-    return _as_asked(wanted_tensors, known, allow_unused, materialize_grads)
+    return [next(of_outside if key is None else of_recorded) for key in keys]
 
 
 def _as_asked(
