@@ -37,7 +37,8 @@ import farspan  # noqa: E402
 from farspan.cluster import Cluster, DeviceClass  # noqa: E402
 from farspan.execute.process.world import current_engine  # noqa: E402
 from farspan.place.measure.trial import Trial  # noqa: E402
-from farspan.planner.optimize import Prediction, best_plan, predict_stages  # noqa: E402
+from farspan.planner.optimize import Prediction, best_plan, predict_step  # noqa: E402
+from farspan.planner.pipeline import Pipeline, PipelineStage  # noqa: E402
 from farspan.profile import costed_graph  # noqa: E402
 from farspan.schedule import LEAST_WEIGHT_WORK_S  # noqa: E402
 
@@ -137,11 +138,11 @@ def predictions_of(case: Case, args: Any) -> dict[str, Prediction]:
     for name, (weights, speeds) in by_hand.items():
         classes = case.speeds if speeds is equal else speeds
         cuts = cut(weights, speeds)
-        stages = [
-            (f"speed {speed:g}", [node.name for node in graph.nodes[begin:end]])
+        stages = tuple(
+            PipelineStage(device_class=f"speed {speed:g}", nodes=tuple(node.name for node in graph.nodes[begin:end]))
             for begin, end, speed in zip([0, *cuts], cuts, classes, strict=False)
-        ]
-        one = predict_stages(graph, cluster, stages, profile.num_micro_batches)
+        )
+        one = predict_step(graph, cluster, Pipeline(stages=stages), profile.num_micro_batches)
         same = [label for label, each in found.items() if places_of(each) == places_of(one)]
         if same:  # it is run once
             found[f"{same[0]} = {name}"] = found.pop(same[0])

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.planner.given import predict_stages
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
@@ -15,7 +16,6 @@ from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.optimize import best_plan, explain, format_result, predict_step
 from farspan.planner.pipeline import Pipeline
-from farspan.planner.prediction.given import predict_stages
 from farspan.schedule import orders_by_name
 
 AGAIN = NodeOption(name="remat", forward_s=0.01, backward_s=0.03, saved_bytes=1e6, memory_bytes=16e6)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-import pytest
-
 from farspan.report import Span, Timeline, lanes, perfetto, summary
-from farspan.report.text_report import format_duration
 
 MS = 1_000_000
 STEP = Timeline(
@@ -36,21 +33,6 @@ def test_summary_of_many_ranks_is_a_range() -> None:
 def test_summary_and_lanes_of_nothing() -> None:
     nothing = Timeline(spans=(), num_ranks=2)
     assert summary(nothing) == lanes(nothing) == "no tasks"
-
-
-@pytest.mark.parametrize(
-    ("duration_s", "text"),
-    [
-        (0.0, "0 ms"),
-        (0.312, "312 ms"),
-        (0.9999, "1.00 s"),
-        (61.26, "61.3 s"),
-        (0.0099999, "10.0 ms"),
-        (2e-9, "0.00 us"),
-    ],
-)
-def test_durations_have_three_digits(duration_s: float, text: str) -> None:
-    assert format_duration(duration_s) == text
 
 
 def test_lanes_draw_tasks_waits_and_idle() -> None:

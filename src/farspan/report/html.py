@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from farspan.report.markup import escape
 from farspan.report.svg import svg
-from farspan.report.text_report import format_duration, format_share
+from farspan.report.text_report import format_share
 from farspan.report.timeline import Timeline
+from farspan.units import format_seconds
 
 __all__ = ["html"]
 
@@ -96,7 +97,7 @@ def html(
 def _numbers(timeline: Timeline) -> str:
     shares = [timeline.busy_share(rank) for rank in range(timeline.num_ranks)]
     rows = (
-        ("Step time", format_duration(timeline.duration_s)),
+        ("Step time", format_seconds(timeline.duration_s)),
         ("Bubble", format_share(timeline.bubble, 1)),
         ("Least busy rank", format_share(min(shares, default=0.0))),
         ("Most busy rank", format_share(max(shares, default=0.0))),
@@ -124,7 +125,7 @@ def _rank(timeline: Timeline, rank: int) -> str:
     forward_s, backward_s = timeline.time_s(rank, "F"), timeline.time_s(rank, "B")
     known_s = timeline.time_s(rank, "F", "B", "wait")
     times_s = (forward_s, backward_s, timeline.busy_s(rank), timeline.wait_s(rank), max(0.0, duration_s - known_s))
-    cells = "".join(f"<td>{format_duration(time_s)}</td>" for time_s in times_s)
+    cells = "".join(f"<td>{format_seconds(time_s)}</td>" for time_s in times_s)
     bar = "".join(
         f'<i style="width:{100 * time_s / duration_s if duration_s else 0:.2f}%;background:var(--{name})"></i>'
         for name, time_s in (("forward", forward_s), ("backward", backward_s))

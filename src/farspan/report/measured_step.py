@@ -21,10 +21,11 @@ from farspan.documents import as_count, as_flag, as_list, as_object, as_text, pa
 from farspan.errors import PlanError, quoted
 from farspan.planner import Simulation, simulate
 from farspan.report.html import html
-from farspan.report.text_report import format_duration, format_share
+from farspan.report.text_report import format_share
 from farspan.report.timeline import TASKS, Kind, Span, Timeline
 from farspan.schedule import Kind as TaskKind
 from farspan.schedule import Schedule, Task
+from farspan.units import format_seconds
 
 __all__ = ["MeasuredStep", "Shares", "page_of"]
 
@@ -137,9 +138,9 @@ class MeasuredStep:
         ranks = range(self.timeline.num_ranks)
         shares = [self.shares(rank) for rank in ranks]
         duration_s = self.timeline.duration_s
-        planned = format_duration(self.simulation.step_time)
+        planned = format_seconds(self.simulation.step_time)
         lines = [
-            f"step {format_duration(duration_s)}, {planned} by the schedule alone",
+            f"step {format_seconds(duration_s)}, {planned} by the schedule alone",
             " " * 26 + "".join(f"{self.timeline.name_of(rank):>10}" for rank in ranks) + f"{'mean':>10}",
         ]
         for name, words in _WORDS.items():

@@ -20,8 +20,9 @@ import zlib
 from dataclasses import dataclass
 
 from farspan.report.markup import escape
-from farspan.report.text_report import format_duration, format_share
+from farspan.report.text_report import format_share
 from farspan.report.timeline import TASKS, Kind, Span, Timeline
+from farspan.units import format_seconds
 
 __all__ = ["svg"]
 
@@ -179,7 +180,7 @@ def _facts(timeline: Timeline) -> str:
     num_ranks, num_micro_batches = timeline.num_ranks, timeline.num_micro_batches
     return " | ".join(
         [
-            format_duration(timeline.duration_s),
+            format_seconds(timeline.duration_s),
             f"bubble {format_share(timeline.bubble, 1)}",
             f"{num_ranks} rank{'s' * (num_ranks != 1)}",
             f"{num_micro_batches} micro-batch{'es' * (num_micro_batches != 1)}",
@@ -264,7 +265,7 @@ def _tooltip(span: Span, layout: _Layout) -> str:
     until = (span.end_ns - layout.start_ns) / 1e6
     return (
         f"{span.name or _WORDS[span.kind]}\n{_WORDS[span.kind]}{micro_batch}, rank {span.rank}\n"
-        f"{format_duration(span.duration_s)} ({since:.2f} to {until:.2f} ms)"
+        f"{format_seconds(span.duration_s)} ({since:.2f} to {until:.2f} ms)"
     )
 
 

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from farspan.report.timeline import TASKS, Kind, Timeline
+from farspan.units import format_seconds
 
-__all__ = ["format_duration", "format_share", "lanes", "summary"]
+__all__ = ["format_share", "lanes", "summary"]
 
 _MOST_RANKS_IN_A_LINE = 8
 
 # Painted in this order, so that a task is never hidden behind what merely surrounds it.
 _FILL: dict[Kind, str] = {"wait": ".", "F": "-", "B": "=", "W": "+"}
-
-
-def format_duration(duration_s: float) -> str:
-    """Returns seconds for people, three digits and a unit.
-
-    >>> format_duration(0.3124), format_duration(2.5), format_duration(4.2e-5)
-    ('312 ms', '2.50 s', '42.0 us')
-    """
-    if not duration_s:
-        return "0 ms"
-    value, unit = duration_s, "s"
-    for smaller in ("ms", "us"):
-        if value < 0.9995:
-            value, unit = value * 1e3, smaller
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"
 
 
 def format_share(share: float, digits: int = 0) -> str:
@@ -52,7 +37,7 @@ def summary(timeline: Timeline) -> str:
         busy = " ".join(format_share(share) for share in shares)
     else:
         busy = f"{100 * min(shares):.0f} to {format_share(max(shares))} on {len(shares)} ranks"
-    return f"{format_duration(timeline.duration_s)} | bubble {format_share(timeline.bubble, 1)} | busy {busy}"
+    return f"{format_seconds(timeline.duration_s)} | bubble {format_share(timeline.bubble, 1)} | busy {busy}"
 
 
 def lanes(timeline: Timeline, *, width: int = 100) -> str:
@@ -87,6 +72,6 @@ def lanes(timeline: Timeline, *, width: int = 100) -> str:
     for rank, row in enumerate(rows):
         share = format_share(timeline.busy_share(rank))
         lines.append(timeline.name_of(rank).ljust(label_width) + "".join(row) + share.rjust(len("  100 %")))
-    end = format_duration((end_ns - start_ns) / 1e9)
+    end = format_seconds((end_ns - start_ns) / 1e9)
     lines.append(" " * label_width + "0" + end.rjust(columns - 1))
     return "\n".join(lines)

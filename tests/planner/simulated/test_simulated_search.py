@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.planner.given import predict_stages
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.optimize import best_plan, predict_stages, predict_step
+from farspan.planner.optimize import best_plan, predict_step
 
 SCHEDULES = ("auto", "1f1b", "zero-bubble", "gpipe")
 COUNTS = ((2,), (3,), (1, 1), (2, 1), (1, 2), (1, 1, 1))

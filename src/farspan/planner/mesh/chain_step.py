@@ -37,16 +37,13 @@ class ChainStage:
     sent_bytes: float = 0.0
 
 
-def chain_step(
-    stages: Sequence[ChainStage], num_micro_batches: int, *, link: Link | None = None, schedule: str = "1f1b"
-) -> Simulation:
-    """Simulate a step.
+def chain_step(stages: Sequence[ChainStage], num_micro_batches: int, *, link: Link | None = None) -> Simulation:
+    """Simulate a step, in the orders of 1F1B.
 
     Args:
         stages: In order; ranks are counted stage by stage.
         num_micro_batches: Of the step.
         link: Between each two ranks; by default messages take no time.
-        schedule: Whose orders are simulated.
 
     Example:
         >>> one = ChainStage(forward_s=1.0, backward_s=2.0)
@@ -84,7 +81,7 @@ def chain_step(
                     width=stages[place].width,
                 )
             )
-    found = scheduled(StepWork(tuple(forwards), tuple(backwards)), schedule, first[-1], 0)
+    found = scheduled(StepWork(tuple(forwards), tuple(backwards)), "1f1b", first[-1], 0)
     tasks = tuple(
         replace(
             task,

@@ -11,7 +11,6 @@ from farspan.planner.optimize.result_text import format_result as format_result
 from farspan.planner.prediction import Prediction as Prediction
 from farspan.planner.prediction import StagePrediction as StagePrediction
 from farspan.planner.prediction import can_run as can_run
-from farspan.planner.prediction import predict_stages as predict_stages
 from farspan.planner.prediction import predict_step as predict_step
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "can_run",
     "explain",
     "predict_step",
-    "predict_stages",
     "format_result",
     "recalibrate",
 ]

@@ -1,4 +1,4 @@
-"""Predicts a step under a plan that was not found by the search."""
+"""Steps under plans that were not found by the search."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from collections.abc import Sequence
 from farspan.cluster import Cluster
 from farspan.planner.cost_model import CostedGraph
 from farspan.planner.pipeline import Pipeline, PipelineStage
-from farspan.planner.prediction.prediction import Prediction, predict_step
-
-__all__ = ["predict_stages"]
+from farspan.planner.prediction import Prediction, predict_step
 
 
 def predict_stages(
     graph: CostedGraph, cluster: Cluster, stages: Sequence[tuple[str, Sequence[str]]], num_micro_batches: int
 ) -> Prediction:
-    """Simulate a step of given stages, each on one device.
-
-    Args:
-        graph: Its nodes are modules or parameters of the model.
-        cluster: Where it runs.
-        stages: In order, the class of the device and the names of the nodes; together all nodes.
-        num_micro_batches: Of a step.
-    """
+    """The step of given stages, each on one device: in order, the class of the device and the names of the nodes."""
     given = tuple(PipelineStage(device_class=name, nodes=tuple(nodes)) for name, nodes in stages)
     return predict_step(graph, cluster, Pipeline(stages=given), num_micro_batches)
