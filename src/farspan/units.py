@@ -13,6 +13,7 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_seconds",
+    "format_table",
     "parse_amount",
     "parse_count",
     "parse_number",
@@ -111,6 +112,20 @@ def format_seconds(seconds: float) -> str:
             value, unit = value * 1e3, smaller
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
+
+
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Formats rows of texts, under their heads, as columns.
+
+    >>> print(format_table(["host", "GPUs"], [["a", "8"], ["node-17", "-"]]))
+    host     GPUs
+    a        8
+    node-17  -
+    """
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)
+    )
 
 
 def _scale(value: float, step: int, units: Sequence[str]) -> str:

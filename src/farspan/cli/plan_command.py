@@ -138,7 +138,7 @@ def _pipeline_members(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _pipeline_text(pipeline: Pipeline) -> str:
-    from farspan.units import format_bytes, format_seconds
+    from farspan.units import format_bytes, format_seconds, format_table
 
     slowest = max(stage.rate_s for stage in pipeline.stages)
     rows = [
@@ -156,7 +156,7 @@ def _pipeline_text(pipeline: Pipeline) -> str:
         for number, stage in enumerate(pipeline.stages)
     ]
     heads = ("stage", "class", "dp x tp", "nodes", "once", "busy", "memory", "options", "from .. to")
-    return f"{_table(heads, rows)}\n{_verdict(pipeline)}"
+    return f"{format_table(heads, rows)}\n{_verdict(pipeline)}"
 
 
 def _verdict(pipeline: Pipeline) -> str:
@@ -170,10 +170,3 @@ def _verdict(pipeline: Pipeline) -> str:
 
 def _span(nodes: tuple[str, ...]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} .. {nodes[-1]}"
-
-
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)
-    )

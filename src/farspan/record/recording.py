@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -87,8 +87,6 @@ class PartsOfMemory(Protocol):
     def bring(self, items: Iterable[Placed]) -> None: ...
     def put_all(self, memory: Any) -> None: ...
     def before(self, function: Any, args: Any, kwargs: Any, written: Any) -> None: ...
-    def put_outside(self) -> None: ...
-    def before_step(self, items: Collection[Placed]) -> AbstractContextManager[None]: ...
 
 
 class ParameterGradients(Protocol):
@@ -200,7 +198,6 @@ class Recording(Protocol):
     cache: MetadataCache
     pending: list[Graph]
     current: Graph
-    num_graphs: int
     num_pending_backwards: int
     batches: Batches
     num_copies: int

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from farspan.launch.doctor.examine import Clock, Examination
 from farspan.launch.doctor.facts import Facts
-from farspan.units import format_bytes, format_seconds
+from farspan.units import format_bytes, format_seconds, format_table
 
 __all__ = ["format_examination"]
 
@@ -22,16 +20,16 @@ def format_examination(found: Examination) -> str:
         rows = [[name, *(found.versions[name].get(kind, "none") for kind in kinds)] for name in names]
         for row, name in zip(rows, names, strict=True):
             row.append(_clock(found.clocks.get(name)))
-        parts.append(_table(["host", *kinds, "clock"], rows))
+        parts.append(format_table(["host", *kinds, "clock"], rows))
         heads = ["host", "cores", "memory free", "devices", "open files", "locked memory"]
-        parts.append(_table(heads, [_resources(name, found.facts[name]) for name in names]))
+        parts.append(format_table(heads, [_resources(name, found.facts[name]) for name in names]))
         heads = ["host", "folder", "free", "file system", "for"]
         rows = [
             [name, folder.path, format_bytes(folder.free_bytes), folder.file_system, folder.use]
             for name in names
             for folder in found.facts[name].folders
         ]
-        parts.append(_table(heads, rows))
+        parts.append(format_table(heads, rows))
     if found.links:
         shown = found.links
         if len(shown) > _MOST_LINKS:
@@ -46,7 +44,7 @@ def format_examination(found: Examination) -> str:
         ]
         rest = len(found.links) - len(shown)
         parts.append(
-            _table(["from > to", "address", "latency", "bandwidth"], rows)
+            format_table(["from > to", "address", "latency", "bandwidth"], rows)
             + (f"\nand {rest} links that are no slower" if rest else "")
         )
     return "\n\n".join(parts)
@@ -76,10 +74,3 @@ def _clock(clock: Clock | None) -> str:
 def _rate(bytes_per_s: float) -> str:
     size = bytes_per_s / 1e6
     return f"{size:.0f} MB/s" if size < 1000 else f"{size / 1000:.1f} GB/s"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)
-    )
