@@ -17,12 +17,17 @@ def list_schedule(
     run_ahead: int = 0,
     latency: float = 0.0,
 ) -> list[list[int]]:
-    """The order of each rank's tasks; by default as many micro-batches are in flight as in 1F1B, and where weight
-    gradients are tasks of their own each rank holds as many as the deepest one may have in flight."""
+    """The order of each rank's tasks; by default as many micro-batches are in flight as in 1F1B."""
     if limits is None:
-        counts = in_flight_of_1f1b(tasks, num_ranks, run_ahead=run_ahead)
-        memory = max(counts) if any(task.kind is Kind.WEIGHT and task.memory for task in tasks) else math.inf
-        limits = [Limits(in_flight=count, memory=memory) for count in counts]
+        limits = [Limits(in_flight=count) for count in in_flight_of_1f1b(tasks, num_ranks, run_ahead=run_ahead)]
     simulation = Simulation(tasks, limits, latency)
     simulation.run()
     return simulation.orders
+
+
+def limits_of_chain(tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0) -> list[Limits]:
+    """The limits of a plain pipeline: where weight gradients are tasks of their own, each rank holds as many
+    micro-batches as the deepest one may have in flight."""
+    counts = in_flight_of_1f1b(tasks, num_ranks, run_ahead=run_ahead)
+    is_split = any(task.kind is Kind.WEIGHT for task in tasks)
+    return [Limits(in_flight=count, memory=max(counts) if is_split else math.inf) for count in counts]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from benchmarks.bubble_rates.schedules import Chain, Costs, straight, vee
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.schedule.orders import list_schedule
+from tests.schedule.orders import limits_of_chain, list_schedule
 from tests.schedule.picture import draw, picture_in
 
 from farspan.planner import own_links, simulate
@@ -53,7 +52,7 @@ def test_fewer_in_flight_than_the_depth_still_ends() -> None:
 
 def test_weight_gradients_go_where_nothing_else_could_run() -> None:
     tasks = chain(3, 4, is_split=True)
-    assert [names(tasks, order) for order in list_schedule(tasks, 3)] == [
+    assert [names(tasks, order) for order in list_schedule(tasks, 3, limits=limits_of_chain(tasks, 3))] == [
         "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
         "F0 F1 B0 F2 B1 W0 B2 F3 W1 W2 B3 W3",
         "F0 B0 F1 B1 F2 B2 W0 W1 F3 B3 W2 W3",
@@ -84,8 +83,9 @@ def test_the_published_bubble_rate_of_1f1b_and_zb_h1() -> None:
         assert abs(simulate(schedule, link_of=own_links(latency=latency)).bubble_rate - rate) < 1e-4
 
 
-def ordered(chain: Chain, **options: Any) -> Schedule:
-    orders = list_schedule(chain.tasks, chain.num_ranks, **options)
+def ordered(chain: Chain, *, limits: list[Limits] | None = None, run_ahead: int = 0, latency: float = 0.0) -> Schedule:
+    limits = limits or limits_of_chain(chain.tasks, chain.num_ranks, run_ahead=run_ahead)
+    orders = list_schedule(chain.tasks, chain.num_ranks, limits=limits, latency=latency)
     return Schedule(tasks=chain.tasks, orders=tuple(map(tuple, orders)))
 
 
