@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from farspan.errors import LaunchError
 from farspan.launch.membership import MemberService
@@ -38,26 +37,23 @@ _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
 
 
-class Crew(Protocol):
+class Crew:
     """Where the ranks of one start run: on this machine, or on several; what is about others does nothing on one."""
 
     num_processes: int
 
     def start(self, number: int, log_dir: Path, more: Mapping[str, str] | None = None) -> Started:
         """Starts a rank, with more variables of its own."""
-        ...
+        raise NotImplementedError
 
     def note_end(self, number: int) -> None:
         """Lets the ranks on other hosts know that one has ended before all had found each other."""
-        ...
 
     def take_members(self, members: MemberService) -> None:
         """Lets it hear the ranks on other hosts."""
-        ...
 
     def finish(self, *, kills: bool) -> None:
         """Ends what the ranks on other hosts have left over, all of which have ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class Rank(Process, Started):
     def __init__(
         self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path, *, has_console: bool
     ) -> None:
-        self.log = log
+        self.log, self.has_console = log, has_console
         file = open_log(log)
         self._console = Console(file) if has_console else None
         stdout, stderr = (file, file) if self._console is None else (self._console.stdout, self._console.stderr)
@@ -134,11 +134,6 @@ class Rank(Process, Started):
             os.close(file)
             if self._console is not None:
                 self._console.start()
-
-    @property
-    def has_console(self) -> bool:
-        """Returns whether what it writes is on the console."""
-        return self._console is not None
 
     def wait(self) -> int:
         """Blocks until the process has ended, and what it wrote is on the console."""
@@ -162,7 +157,7 @@ class Rank(Process, Started):
         os.close(file)
         yield console.stdout, console.stderr
         console.start()
-        self._console = console
+        self._console, self.has_console = console, True
 
 
 def wait_unreaped(pid: int) -> int:

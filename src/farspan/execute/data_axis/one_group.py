@@ -48,8 +48,12 @@ class Groups:
     """Number of groups now, and at the start; some may be lost."""
     shards: Sharding | None = None
     """What is sharded over the groups, if anything is."""
-    outside: TrainedOutside | None = None
     is_due = has_begun = outlives_losses = False
+
+    @property
+    def outside(self) -> TrainedOutside | None:
+        """Returns the trained tensors outside the model, whose gradients are averaged with those of the model."""
+        return None
 
     def share_weights(self, items: Sequence[Placed]) -> None: ...
     def note(

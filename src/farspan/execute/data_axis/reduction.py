@@ -83,8 +83,7 @@ class Reduction(Groups):
         """Lets the groups that are whole go on when one is lost; None where all end then."""
         self._is_due = False
         """True if a backward of this group has run, or a gradient has been set, since the last window ended."""
-        self.outside = TrainedOutside(self)
-        """The trained tensors outside the model, whose gradients are averaged with those of the model."""
+        self._outside = TrainedOutside(self)
         self._settings = ""
         """Those of the optimizer that has stepped last, or is about to."""
         self.num_steps = 0
@@ -109,6 +108,10 @@ class Reduction(Groups):
         self._batches = Batches(channel, agreement, engine.console)
         self.everybody.history = self._history
         engine.after_step.append(self._stepped)
+
+    @property
+    def outside(self) -> TrainedOutside:
+        return self._outside
 
     @property
     def is_due(self) -> bool:

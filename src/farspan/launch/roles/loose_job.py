@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from farspan.launch.job import Crew, Due, Ended, Events, Job
 from farspan.launch.logs import find_exception, find_place
@@ -19,7 +19,7 @@ from farspan.launch.rank_process import Started, signal_name
 __all__ = ["LooseCrew", "LooseJob"]
 
 
-class LooseCrew(Crew, Protocol):
+class LooseCrew(Crew):
     """Where the processes of a role run, and may run instead; by itself, nowhere else."""
 
     def move(self, number: int) -> str:
@@ -28,11 +28,9 @@ class LooseCrew(Crew, Protocol):
 
     def give_up(self, number: int) -> None:
         """Gives the place of a rank that does not come again to others."""
-        ...
 
     def when_free(self, action: Callable[[], None]) -> None:
         """Does something, from any thread, whenever places may have become free."""
-        ...
 
 
 class LooseJob(Job):
