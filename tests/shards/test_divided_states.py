@@ -9,21 +9,24 @@ import pytest
 import torch
 from torch import nn
 
+from farspan.call.infer.entry import meta_of
 from farspan.errors import RecordError
+from farspan.execute.optimizers.own import is_own, make_known_as, make_own
 from farspan.execute.optimizers.states import OptimizerStates
 from farspan.execute.shards.optimizer_states import DividedStates
+from farspan.graph import Value
 
 
 def two_groups(optimizer: Any, parameter: Any, *, is_here: bool) -> tuple[DividedStates, OptimizerStates, Any, Any]:
     """The states of an optimizer that has stepped, what answers other groups, and what this group asks them."""
     handlers: dict[str, Any] = {}
     asked: list[Any] = []
-    item: Any = SimpleNamespace(tensor=parameter, name="w", meta=SimpleNamespace(device=None))
+    item: Any = SimpleNamespace(tensor=parameter, name="w", meta=SimpleNamespace(device=None), is_owned=True)
     states = OptimizerStates({"w": item})
     states.add(optimizer)
     recorder = SimpleNamespace(placed={id(parameter): item})
     engine: Any = SimpleNamespace(
-        values=SimpleNamespace(optimizers=states), parameters=states.parameters, recorder=recorder
+        values=SimpleNamespace(optimizers=states), parameters=states.parameters, recorder=recorder, num_ranks=1
     )
     homes: Any = SimpleNamespace(is_here=lambda item: is_here, rank_of=lambda item: 1)
 
@@ -89,3 +92,23 @@ def test_an_answer_is_a_copy_for_the_program_may_write_into_the_state_before_it_
     found = OptimizerStates.unpack(header, tensors)
     assert found["exp_avg"].equal(before) and not found["exp_avg"].equal(kept)
     assert not divided.is_divided(optimizer)
+
+
+def test_what_the_program_gets_of_its_state_has_no_marks_of_steps() -> None:
+    optimizer, parameter = stepped()
+    momentum = optimizer.state[parameter]["momentum_buffer"]
+    make_known_as(make_own(momentum), Value(meta_of(momentum), 0))
+    divided, _, _, _ = two_groups(optimizer, parameter, is_here=True)
+    divided.divide(optimizer)
+    assert vars(divided.whole(optimizer)[parameter]["momentum_buffer"]) == {}
+    assert is_own(momentum)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_kept_for_a_parameter_that_has_left_the_optimizer_stays(is_here: bool) -> None:
+    optimizer, parameter = stepped()
+    divided, _, _, _ = two_groups(optimizer, parameter, is_here=is_here)
+    divided.divide(optimizer)
+    optimizer.param_groups[0]["params"] = []
+    divided.gather(optimizer)
+    assert optimizer.state[parameter]["momentum_buffer"].tolist() == [1.0 if is_here else 7.0] * 3

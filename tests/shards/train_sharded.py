@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -225,6 +226,30 @@ def checkpointed(model: Any, group: int, found: Found) -> Iterator[None]:
     note_bytes("checkpointed", optimizer)
 
 
+def copied(model: Any, group: int, found: Found) -> Iterator[None]:
+    """A copy of the model goes on, with what was kept for the model; on the same batches in all groups."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    yield from steps(model, group, found, optimizer)
+    other = copy.deepcopy(model)
+    taken = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    taken.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    yield from steps(other, 0, found, taken, NUM_STEPS)
+    found.update({f"copied {name}": item.norm().item() for name, item in other.named_parameters()})
+
+
+def left_out(model: Any, group: int, found: Found) -> Iterator[None]:
+    """Parameters leave the optimizer, and come again: what was kept for them is there. All of it can be saved."""
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=1e-2)
+    yield from steps(model, group, found, optimizer)
+    torch.save(optimizer.state_dict(), io.BytesIO())
+    all_of_them = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["params"] = all_of_them[:-3]
+    yield from steps(model, group, found, optimizer, NUM_STEPS)
+    found["kept"] = len(optimizer.state)
+    optimizer.param_groups[0]["params"] = all_of_them
+    yield from steps(model, group, found, optimizer, 2 * NUM_STEPS)
+
+
 def kept_in_a_list(model: Any, group: int, found: Found) -> Iterator[None]:
     """LBFGS has the list of its parameters among its attributes, and steps with all of them together."""
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
@@ -256,6 +281,8 @@ CASES = {
     "unused": case(some_unused, Apart, APART),
     "tied": case(tied, Tied, {"embed": "rank:0", "body": "rank:1", "head": "rank:0"}),
     "checkpointed": case(checkpointed),
+    "copied": case(copied),
+    "left out": case(left_out),
 }
 
 

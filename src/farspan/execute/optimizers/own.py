@@ -11,7 +11,7 @@ from torch import nn
 if TYPE_CHECKING:
     from farspan.graph import Value
 
-__all__ = ["is_own", "make_known_as", "make_own", "make_replicated", "shown_value"]
+__all__ = ["is_own", "make_known_as", "make_own", "make_replicated", "shown_value", "without_marks"]
 
 _tensor: Any = torch.Tensor
 _tensor._farspan_is_own = False
@@ -51,3 +51,10 @@ def shown_value(tensor: torch.Tensor) -> Value | None:
     known = tensor._farspan_shown_as  # type: ignore[attr-defined]
     value = None if known is None else known()
     return value if value is not None and value.lazy is not None and value.lazy() is not None else None
+
+
+def without_marks(tensor: torch.Tensor) -> torch.Tensor:
+    """Let nothing be known of a tensor that becomes the program's, which may write it into a file."""
+    for name in ("_farspan_is_own", "_farspan_shown_as"):
+        vars(tensor).pop(name, None)
+    return tensor

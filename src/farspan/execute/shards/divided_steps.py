@@ -107,7 +107,7 @@ class DividedSteps:
             A stand-in with the parameters at home here alone; None where each group steps all of its own.
         """
         self._running, self._is_whole = None, False  # a step before may have raised what the program has caught
-        self._homes.add([item for item in placed if not self._homes.knows(item)])  # those of a copied model
+        self._give_homes(placed)
         reason = _why_whole(optimizer, placed)
         self._agree(f"a step of {type(optimizer).__name__} ({reason or 'sharded'})")
         if reason:
@@ -163,9 +163,14 @@ class DividedSteps:
 
     def has_loaded(self, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
         """Its whole state has been loaded, in all groups."""
+        self._give_homes(placed)
         if not _why_whole(optimizer, placed):
             self._states.divide(optimizer)
         self._peers.advance()
+
+    def _give_homes(self, placed: Sequence[Placed]) -> None:
+        """Parameters of a copied model have none until an optimizer of theirs is stepped or loaded."""
+        self._homes.add([item for item in placed if not self._homes.knows(item)])
 
     def _agree(self, what: str) -> None:
         """All groups are about to change what is held: none asks for what it was any more."""

@@ -27,7 +27,7 @@ from farspan.call.pytree.template import rebuild
 from farspan.call.wire.structure import structure_from_json
 from farspan.comm.pulls.answers import Answer
 from farspan.execute.optimizers.kept_state import change_tensors, raw_state
-from farspan.execute.optimizers.own import make_own
+from farspan.execute.optimizers.own import make_own, without_marks
 from farspan.execute.optimizers.states import OptimizerStates, placed_in
 from farspan.graph import Meta, Value
 from farspan.record.tensor import LazyTensor
@@ -49,6 +49,11 @@ def _has_other_user(state: Any, key: Any) -> bool:
     return sys.getrefcount(state[key]) > _NUM_REFERENCES
 
 
+def _copy_of(kept: Any) -> Any:
+    """Returns what the program gets of what is kept."""
+    return change_tensors(copy.deepcopy(kept), without_marks)
+
+
 class DividedStates:
     """The states of one rank's optimizers, as far as they are divided.
 
@@ -67,6 +72,8 @@ class DividedStates:
         the program has released, while another group may ask for them."""
         self._sharded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those whose latest step was divided, even if this group has looked at the whole state since."""
+        self._parameters: weakref.WeakKeyDictionary[Optimizer, dict[str, Placed]] = weakref.WeakKeyDictionary()
+        """By name those that each has had: what is kept for one that has left its groups stays, as in torch."""
         self._copying = threading.Lock()
         """Held by who takes from states what is asked for: the program has a state whole only when that is done."""
         self._as_they_were: dict[int, dict[str, Any]] = {}
@@ -108,7 +115,7 @@ class DividedStates:
     def divide(self, optimizer: Optimizer) -> None:
         """Drops what is kept for parameters that are not at home here."""
         state = raw_state(optimizer)
-        for item in placed_in(optimizer, self._engine.recorder.placed):
+        for item in self._parameters_of(optimizer):
             if not self._homes.is_here(item):
                 state.pop(item.tensor, None)
         self._divided[self._number_of(optimizer)] = state
@@ -118,7 +125,7 @@ class DividedStates:
     def gather(self, optimizer: Optimizer) -> None:
         """Lets its state be whole, as without sharding; what ranks of this group own is known to them alone."""
         engine, number = self._engine, self._number_of(optimizer)
-        placed = placed_in(optimizer, engine.recorder.placed)
+        placed = self._parameters_of(optimizer)
         state = raw_state(optimizer)
         own = {item.name: state[item.tensor] for item in placed if item.tensor in state and self._homes.is_here(item)}
         with self._copying:
@@ -137,14 +144,14 @@ class DividedStates:
 
     def whole(self, optimizer: Optimizer) -> defaultdict[Any, Any]:
         """Returns a copy of its whole state, with the data of all ranks of all groups."""
-        placed = placed_in(optimizer, self._engine.recorder.placed)
+        placed = self._parameters_of(optimizer)
         state, whole = raw_state(optimizer), defaultdict[Any, Any](dict)
         fetched = self._fetched(self._number_of(optimizer), placed)
         for item in placed:
             kept = state.get(item.tensor) if self._homes.is_here(item) else fetched.get(item.name)
             if kept is not None:
-                whole[item.tensor] = copy.deepcopy(kept) if self._homes.is_here(item) else kept
-        whole.update((key, copy.deepcopy(kept)) for key, kept in state.items() if key not in whole)
+                whole[item.tensor] = _copy_of(kept) if self._homes.is_here(item) else kept
+        whole.update((key, _copy_of(kept)) for key, kept in state.items() if key not in whole)
         return whole
 
     def _elsewhere(self, number: int, state: Any, name: str) -> Any:
@@ -154,6 +161,11 @@ class DividedStates:
         if item is None or self._divided.get(number) is not state or self._homes.is_here(item):
             return None
         return {item.tensor: self._fetched(number, [item]).get(name)}
+
+    def _parameters_of(self, optimizer: Optimizer) -> list[Placed]:
+        known = self._parameters.setdefault(optimizer, {})
+        known.update((item.name, item) for item in placed_in(optimizer, self._engine.recorder.placed))
+        return list(known.values())
 
     def _number_of(self, optimizer: Optimizer) -> int:
         number = self._engine.values.optimizers.number_of(optimizer)
