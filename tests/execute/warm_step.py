@@ -66,10 +66,15 @@ def main() -> None:
         traced_step(model, optimizer, x, 2)
         traced_step(model, optimizer, x, 1)
     pairs = [(traced_step(model, optimizer, x, 2), traced_step(model, optimizer, x, 1)) for _ in range(_NUM_PAIRS)]
-    one, shares = pairs[-1][1], [_more(two["step"], one["step"]) for two, one in pairs]
-    share = [name for name in shares[-1] if all(name in other for other in shares)]  # waiting differs each time
+    phases = {phase: _in_all([list(one[phase]) for _, one in pairs]) for phase in pairs[-1][1]}
+    share = _in_all([_more(two["step"], one["step"]) for two, one in pairs])
     if farspan.rank() == 0:
-        print(json.dumps({**{phase: list(passed) for phase, passed in one.items()}, "share": share}))
+        print(json.dumps({**phases, "share": share}))
+
+
+def _in_all(runs: list[list[str]]) -> list[str]:
+    """What is in each of several runs, in the order of the last: what is only waited for differs each time."""
+    return [name for name in runs[-1] if all(name in run for run in runs)]
 
 
 def _more(passed: Passed, than: Passed) -> list[str]:
