@@ -113,6 +113,24 @@ def test_checkpoints_of_old_torch_have_numbers_where_optimizers_have_tensors() -
     same_everywhere(program)
 
 
+def test_parameters_of_several_ranks_may_exchange_what_is_kept_for_them() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        parameters = list(model.parameters())
+        for shift in range(4):
+            _backward(model, shift)
+            if shift == 1:
+                parameters[0].grad = None  # its count of steps is another from here on
+            optimizer.step()
+            if shift == 1:
+                first, last = (optimizer.state[parameters[place]] for place in (0, -1))
+                first["step"], last["step"] = last["step"], first["step"]
+        return weights(model), [kept["step"].item() for kept in optimizer.state.values()]
+
+    same_everywhere(program)
+
+
 def test_the_last_line_may_read_the_state_while_other_ranks_have_gone() -> None:
     def program(model: nn.Module, distribute: _Distribute) -> Any:
         distribute(model)

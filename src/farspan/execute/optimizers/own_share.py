@@ -24,7 +24,7 @@ from torch.optim.optimizer import Optimizer
 from farspan.call.infer.entry import meta_of
 from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.optimizers.kept_state import parts_of_state, raw_state
-from farspan.execute.optimizers.own import make_own, make_replicated
+from farspan.execute.optimizers.own import is_own, make_own, make_replicated
 from farspan.graph import Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import has_step_hooks
@@ -273,10 +273,14 @@ def broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
         meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
         if meta.shape:
             return tensor
+        rank = engine.teams[item.stage].leader.rank
         if type(tensor) is LazyTensor:
+            rank = engine.teams[tensor._value.stage].leader.rank
             data = tensor._value.data  # at its owner, where the program has got it
             tensor = torch.empty((), dtype=meta.dtype, device=meta.device) if data is None else data.detach()
-        small.append((make_replicated(tensor), engine.teams[item.stage].leader.rank))
+        elif is_own(tensor):  # the program may have given a parameter what was kept for another rank's
+            rank = engine.rank
+        small.append((make_replicated(tensor), rank))
         return tensor
 
     for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
