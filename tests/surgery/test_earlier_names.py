@@ -118,6 +118,19 @@ def test_two_parameters_of_one_memory_are_refused() -> None:
         on_ranks(2, farspan.distribute, lambda: build(4))
 
 
+def test_a_buffer_that_is_a_parameter_is_refused_where_ranks_have_them_apart() -> None:
+    def build(of: int) -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        model[1].register_buffer("seen", model[of].weight.data.t()[2:4])  # type: ignore[union-attr]
+        return model
+
+    on_ranks(2, farspan.distribute, lambda: build(1))
+    with pytest.raises(PlanError, match=r"the parameter 0.weight and the buffer 1.seen are one memory"):
+        on_ranks(2, farspan.distribute, lambda: build(0))
+    with pytest.raises(PlanError, match=r"the parameter 1.weight and the buffer 1.seen are one memory"):
+        on_ranks(2, lambda model: farspan.distribute(model, tensor_parallel=2), lambda: build(1))
+
+
 def _spectral() -> nn.Module:
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore", FutureWarning)

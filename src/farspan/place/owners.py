@@ -33,6 +33,7 @@ from farspan.torch_private import (
 __all__ = [
     "Move",
     "ModelPlan",
+    "buffers_of_leaves",
     "can_go",
     "is_free_of_recorded",
     "moves",
@@ -118,7 +119,7 @@ def place(
             _settle(placed[id(parameter)], plan, plan.owner[name], recorder)
     for name, module in model.named_modules():
         watch_module(module, recorder, prefix + name)
-    for name, (buffer, stage) in _buffers_of_leaves(model, plan).items():
+    for name, (buffer, stage) in buffers_of_leaves(model, plan).items():
         if id(buffer) not in placed:
             placed[id(buffer)] = _placed(prefix + name, buffer, plan, stage, is_parameter=False)
             memory_of_others += _memory_of_others(placed[id(buffer)])
@@ -139,7 +140,7 @@ def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
         sites: The new plan.
     """
     new: dict[int, int | None] = dict.fromkeys(map(id, model.buffers()))
-    new.update((id(buffer), stage) for buffer, stage in _buffers_of_leaves(model, plan).values())
+    new.update((id(buffer), stage) for buffer, stage in buffers_of_leaves(model, plan).values())
     new.update((id(item), plan.owner[name]) for name, item in model.named_parameters())
     found: list[Move] = []
     for key, stage in new.items():
@@ -198,7 +199,7 @@ def repartition(
                 was_owned, item.is_owned = item.is_owned, is_mine
                 if was_owned or is_mine:
                     _settle(item, plan, move.stage, recorder)
-    for name, (buffer, stage) in _buffers_of_leaves(model, plan).items():
+    for name, (buffer, stage) in buffers_of_leaves(model, plan).items():
         if id(buffer) not in recorder.placed:
             item = recorder.placed[id(buffer)] = _placed(prefix + name, buffer, plan, stage, is_parameter=False)
             _settle(item, plan, stage, recorder)
@@ -215,7 +216,7 @@ def repartition(
     _make_leaves(model, recorder, plan, prefix)
 
 
-def _buffers_of_leaves(model: nn.Module, plan: ModelPlan) -> dict[str, tuple[torch.Tensor, int]]:
+def buffers_of_leaves(model: nn.Module, plan: ModelPlan) -> dict[str, tuple[torch.Tensor, int]]:
     """Maps the buffers in modules that are placed as a whole, of parts that have no place of their own, to their
     stage."""
     found: dict[str, tuple[torch.Tensor, int]] = {}

@@ -9,9 +9,9 @@ from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.teams import check_devices, team_at
 from farspan.place.mesh.tensor import split_stages
-from farspan.place.owners import ModelPlan, place
+from farspan.place.owners import ModelPlan, buffers_of_leaves, place
 from farspan.place.repartition.migrate import place_elsewhere
-from farspan.place.suitable import check_memory
+from farspan.place.suitable import check_buffers, check_memory
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
 from farspan.plan import Homes, Plan, Resolved, Team, layouts_of, parse_places, resolve, resolve_remat
@@ -28,7 +28,8 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     """Give `model` its places; all ranks call it.
 
     Raises:
-        PlanError: The plan does not fit the model, or the number of ranks; or two parameters are one memory.
+        PlanError: The plan does not fit the model, or the number of ranks; or two parameters are one memory, or a
+            buffer and a parameter of another rank.
         DivergenceError: The ranks have different plans.
     """
     if engine.agreement_of_all.side.world_size > 1:
@@ -42,6 +43,8 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     except PlanError as error:  # which no other rank finds
         engine.side.fail(error)
         raise
+    if engine.agreement_of_all.side.world_size > 1:
+        _check_buffers(model, resolved)
     give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
     prefix = f"model{number}." if number else ""
@@ -57,6 +60,16 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
             engine.recorder.copies.add_part(memory, item, is_known=False)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
+
+
+def _check_buffers(model: nn.Module, plan: ModelPlan) -> None:
+    """Raise if a buffer is one memory with a parameter that is not the same rank's as a whole."""
+    buffers = buffers_of_leaves(model, plan)
+    check_buffers(
+        model,
+        [(name, buffer) for name, (buffer, _) in buffers.items()],
+        lambda parameter, buffer: bool(plan.splits) or plan.owner[parameter] != buffers[buffer][1],
+    )
 
 
 def replace_plan(engine: Engine, model: nn.Module, plan: Plan) -> int | None:

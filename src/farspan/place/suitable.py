@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, product
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +18,9 @@ from farspan.place.deferred.context import deferred_init
 from farspan.record.parameters.copying import plan_by_model
 from farspan.torch_private import is_fake, is_wrapped
 
-__all__ = ["built_model", "check_is_new", "check_memory", "check_model"]
+__all__ = ["built_model", "check_buffers", "check_is_new", "check_memory", "check_model"]
 
+_IsApart = Callable[[str, str], bool]
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -65,28 +66,39 @@ def check_memory(model: nn.Module) -> None:
     Raises:
         PlanError: It is.
     """
-    by_memory: dict[int, list[tuple[str, nn.Parameter]]] = {}
-    for name, item in model.named_parameters():
-        if item.layout is torch.strided and not is_fake(item) and not is_wrapped(item):
-            by_memory.setdefault(item.untyped_storage()._cdata, []).append((name, item))
-    for items in by_memory.values():
-        if len(items) == 1:
-            continue
-        owner = torch.full((items[0][1].untyped_storage().nbytes(),), -1, dtype=torch.int32)
-        for number, (name, item) in enumerate(items):
-            size_bytes, begin = item.element_size(), item.storage_offset() * item.element_size()
-            strides = [stride * size_bytes for stride in item.stride()]
-            part = owner.as_strided(item.shape, strides, begin)
-            other = int(part.max()) if part.numel() else -1
-            if other >= 0:
+    for items in _by_memory(model.named_parameters()).values():
+        if (found := _in_one_place(items)) is not None:
+            one, other = found
+            raise PlanError(
+                f"the parameters {one} and {other} are one memory.",
+                why="they are two parameters, each with a gradient and an owner of its own; what one rank writes "
+                "into the one would not be in the other.",
+                hint=f"before farspan.distribute(model), let them be one parameter (one.weight = other.weight), or "
+                f"give one of them memory of its own: {other}.data = {other}.data.clone()",
+            )
+
+
+def check_buffers(model: nn.Module, buffers: Iterable[tuple[str, torch.Tensor]], is_apart: _IsApart) -> None:
+    """Raise if an element of memory is in a parameter, and in a buffer that another rank has.
+
+    Args:
+        model: It has not been placed.
+        buffers: Those that are placed, by name.
+        is_apart: Whether what is written into a parameter is not in a buffer's memory then, by their names.
+
+    Raises:
+        PlanError: It is.
+    """
+    parameters = _by_memory(model.named_parameters())
+    for memory, items in _by_memory(buffers).items():
+        for parameter, buffer in product(parameters.get(memory, ()), items):
+            if _in_one_place([parameter, buffer]) is not None and is_apart(parameter[0], buffer[0]):
                 raise PlanError(
-                    f"the parameters {items[other][0]} and {name} are one memory.",
-                    why="they are two parameters, each with a gradient and an owner of its own; what one rank writes "
-                    "into the one would not be in the other.",
-                    hint=f"before farspan.distribute(model), let them be one parameter (one.weight = other.weight), or "
-                    f"give one of them memory of its own: {name}.data = {name}.data.clone()",
+                    f"the parameter {parameter[0]} and the buffer {buffer[0]} are one memory.",
+                    why="different ranks have them, or slices of them: a step would not change both.",
+                    hint="use the parameter in the place of the buffer: self.weight.detach(); or give the buffer\n"
+                    "memory of its own: self.register_buffer(name, self.weight.detach().clone())",
                 )
-            part.fill_(number)
 
 
 def check_is_new(engine: Engine, model: nn.Module) -> None:
@@ -129,6 +141,50 @@ def _refuse_wrapping() -> None:
         make(self, module, *args, **kwargs)
 
     DistributedDataParallel.__init__ = checked
+
+
+def _by_memory(named: Iterable[tuple[str, torch.Tensor]]) -> dict[int, list[tuple[str, torch.Tensor]]]:
+    """Returns plain tensors by the memory in which they lie."""
+    found: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, item in named:
+        if item.layout is torch.strided and not is_fake(item) and not is_wrapped(item):
+            found.setdefault(item.untyped_storage()._cdata, []).append((name, item))
+    return found
+
+
+def _in_one_place(items: Sequence[tuple[str, torch.Tensor]]) -> tuple[str, str] | None:
+    """Returns the names of two tensors of one memory that have an element in common, if there are two."""
+    extents = sorted([(*_extent(item), number) for number, (_, item) in enumerate(items) if item.numel()])
+    for place, (_, end, number) in enumerate(extents):
+        for begin, _, later in extents[place + 1 :]:
+            if begin >= end:
+                break
+            if _overlap(items[number][1], items[later][1]):
+                first, second = sorted([number, later])
+                return items[first][0], items[second][0]
+    return None
+
+
+def _extent(item: torch.Tensor) -> tuple[int, int]:
+    """Returns the first byte of a tensor in its memory, and the one behind its last."""
+    begin = int(item.storage_offset())
+    last = sum([(int(size) - 1) * int(stride) for size, stride in zip(item.shape, item.stride(), strict=True)])
+    return begin * item.element_size(), (begin + last + 1) * item.element_size()
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two tensors of one memory, of which the extents overlap, have an element in common."""
+    extents = [_extent(item) for item in (one, other)]
+    if all(end - begin == item.nbytes for item, (begin, end) in zip((one, other), extents, strict=True)):
+        return True
+    first = min(begin for begin, _ in extents)
+    taken = torch.zeros(max(end for _, end in extents) - first, dtype=torch.bool)
+    parts = [
+        taken.as_strided(item.shape, [stride * item.element_size() for stride in item.stride()], begin - first)
+        for item, (begin, _) in zip((one, other), extents, strict=True)
+    ]
+    parts[0].fill_(True)
+    return bool(parts[1].any())
 
 
 def _has_weights(module: nn.Module) -> bool:
