@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from farspan.graph import Backward, Call, Graph, Meta, Value, route
 
-META = Meta((2, 3), (3, 1), "float32", "cpu", True)
+META = Meta((2, 3), (3, 1), torch.float32, "cpu", True)
 
 
 def add(graph: Graph, stage: int, *inputs: Value, name: str = "call") -> Value:

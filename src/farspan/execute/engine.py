@@ -45,7 +45,7 @@ from farspan.plan import Team
 from farspan.program.cache import Programs
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
-from farspan.record.saving.reserved import fill_reserved
+from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 from farspan.torch_private import raw_grad, without_modes_of
 
@@ -161,7 +161,8 @@ class Engine:
         """
         self.losses.settle()
         self.check()
-        fill_reserved()
+        if reserved_memory:
+            fill_reserved()
         graphs = self.recorder.take_pending()
         if not graphs:
             return

@@ -26,17 +26,15 @@ class Meta:
     """True for a leaf of autograd, which must not be written in place where gradients are recorded."""
 
     numel: int = field(init=False, compare=False, default=0)
+    size_bytes: int = field(init=False, compare=False, repr=False, default=0)
+    """Memory that the elements take."""
     number: int = field(init=False, compare=False, repr=False, default=0)
     """The number of this object in this process: unlike its `id`, no other ever gets it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", prod(self.shape))
+        object.__setattr__(self, "size_bytes", self.numel * self.dtype.itemsize)
         object.__setattr__(self, "number", next(_numbers))
-
-    @property
-    def size_bytes(self) -> int:
-        """Returns what the elements take in memory."""
-        return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

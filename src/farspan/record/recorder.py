@@ -129,8 +129,7 @@ class Recorder:
         except LeakError as error:
             return call_parts(self, leaf, (args, kwargs), error.what)
         if leaf.num_extra or leaf.attributes:
-            held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
-            given = (args, kwargs, *held)
+            given = (args, kwargs, *([attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else ()))
             template, tensors = flatten(given)
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
@@ -293,9 +292,10 @@ class Recorder:
             return self.value_of(placed)
         if type(tensor) in (TeamTensor, SlicedGradient):
             return self.argument(self.splitting.join(tensor, "a module takes it"))
+        if self.copies.by_storage:
+            self.copies.refresh((tensor,))
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad
-        self.copies.refresh((tensor,))
         return self.outside.of(tensor) if requires_grad else tensor
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
