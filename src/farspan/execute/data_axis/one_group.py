@@ -43,7 +43,7 @@ class Groups:
     """The data axis of a program, which as it stands has one group: all ranks. `Reduction` is that of several."""
 
     number = 0
-    """Of this rank's group."""
+    """Number of this rank's group."""
     num_groups = first_num_groups = 1
     """Number of groups now, and at the start; some may be lost."""
     shards: Sharding | None = None
