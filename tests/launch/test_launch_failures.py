@@ -148,13 +148,13 @@ def test_default_log_dir_is_named_only_when_something_fails(job, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_sigterm_and_a_closed_terminal_end_all(job, number):
-    helper = "helper = subprocess.Popen(['sleep', '60'])\nif rank == 0: rank = 3\n"
+    helper = "helper = subprocess.Popen(['sleep', '60'])\nrank += 3\n"
     job.start(READY + helper + READY.replace("os.getpid()", "helper.pid") + "time.sleep(60)", 3)
-    pids = [job.pid(rank) for rank in range(4)]
+    pids = [job.pid(rank) for rank in range(6)]
     job.process.send_signal(number)
     code, _, err = job.end()
     assert code == 128 + number
-    wait_until(lambda: not is_running(pids[3]))  # what a rank has started
+    wait_until(lambda: not any(map(is_running, pids[3:])))  # what the ranks have started
     assert not any(map(is_running, pids))
     assert f"ended by {number.name}" in err and "failed" not in err
     assert ("KeyboardInterrupt" in job.log(1)) == (number == signal.SIGINT)
