@@ -15,6 +15,8 @@ from tests.support.loop import X, Y, on_ranks
 from torch import nn
 
 import farspan
+from farspan.execute.process.world import current_engine
+from farspan.record.unrecorded import unrecorded
 
 SIZES = (6, 5, 6)
 
@@ -103,3 +105,19 @@ def test_between_steps_nothing_of_the_last_one_is_there() -> None:
     finally:
         gc.enable()
     assert left == [0] * 5
+
+
+def test_what_farspan_runs_leaves_recording_as_it_was() -> None:
+    def program(model: nn.Module) -> tuple[bool, bool]:
+        farspan.distribute(model)
+        engine = current_engine()
+        assert engine is not None
+        with unrecorded(engine.recorder):
+            with engine.executing():
+                pass
+            inside = engine.recorder.is_recording
+        with engine.executing():
+            pass
+        return inside, engine.recorder.is_recording
+
+    assert on_ranks(1, program) == [(False, True)]

@@ -176,3 +176,35 @@ def test_each_parameter_may_have_an_optimizer_that_steps_in_its_hook(kind: type[
         return losses, weights(model), kept, [parameter.grad for parameter in model.parameters()]
 
     same_everywhere(program)
+
+
+def test_a_program_may_catch_that_a_graph_was_not_kept() -> None:
+    """Nothing has been added to a gradient then, in torch neither, and the program goes on."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        model = distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[Any] = []
+
+        def again(loss: Any) -> None:
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                seen.append(str(error)[:50])
+
+        for retain_graph in (False, True):
+            losses = [F.cross_entropy(model(X + shift), Y) for shift in range(2)]
+            twice, alone = losses[0] * 2, model(X - 1).sum()
+            for loss in (*losses, alone):
+                loss.backward(retain_graph=retain_graph)
+            again(losses[0])
+            again(twice)
+            again(alone)
+            seen.append([parameter.grad.sum().item() for parameter in model.parameters() if parameter.grad is not None])
+            optimizer.step()
+            if not retain_graph:  # else it would need the weights from before the step
+                again(losses[1])
+            optimizer.zero_grad()
+        return seen, weights(model)
+
+    same_everywhere(program)

@@ -107,6 +107,23 @@ def asked_once(model: Any, group: int, found: Found) -> Iterator[None]:
     note_bytes("asked once", optimizer)
 
 
+def equal_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def exchanged(model: Any, group: int, found: Found) -> Iterator[None]:
+    """The program exchanges what is kept for parameters of two ranks, and later gives it back."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for begin in range(0, 3 * NUM_STEPS, NUM_STEPS):
+        yield from steps(model, group, found, optimizer, begin)
+        if begin < 2 * NUM_STEPS:
+            for first, last in zip(model[2].parameters(), model[4].parameters(), strict=True):
+                optimizer.state[first], optimizer.state[last] = optimizer.state[last], optimizer.state[first]
+    note_bytes("exchanged", optimizer)
+    for number, item in enumerate(model.parameters()):
+        found[f"kept {number}"] = optimizer.state[item]["exp_avg"].norm().item()
+
+
 def held(model: Any, group: int, found: Found) -> Iterator[None]:
     """The program holds the state, and looks at it after later steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -273,6 +290,7 @@ CASES = {
     "closures": case(closures),
     "looked at": case(looked_at),
     "asked once": case(asked_once),
+    "exchanged": case(exchanged, equal_layers),
     "held": case(held),
     "put in a dictionary": case(put_in_a_dictionary),
     "hooks": case(with_hooks),

@@ -20,12 +20,12 @@ from farspan.graph.backward import BackwardSegment, Edge
 from farspan.graph.call import EVERYWHERE, ModuleTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from farspan.graph.backward import Backward, RequestedGradients
     from farspan.graph.call import Call, Segment, Value
 
-__all__ = ["differentiated", "earliest_uses", "hooked_calls", "passed", "route"]
+__all__ = ["differentiated", "earliest_uses", "first_released", "hooked_calls", "passed", "released_error", "route"]
 
 if TYPE_CHECKING:
     _Users = dict[Value, dict[BackwardSegment, None]]
@@ -102,12 +102,7 @@ class _Walk:
         while self._queue:
             call = heapq.heappop(self._queue)[2]
             if call.arguments is None or call in released:
-                raise RuntimeError(
-                    "Trying to backward through the graph a second time (or directly access saved tensors after they "
-                    "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
-                    f"second time. An earlier backward went through {call.describe()}, which runs as one unit: all "
-                    "that it returned has one graph."
-                )
+                raise released_error(call)
             self._go_through(call)
 
     def _go_through(self, call: Call) -> None:
@@ -146,6 +141,45 @@ class _Walk:
         return part
 
 
+def released_error(call: Call) -> RuntimeError:
+    """Returns torch's own error for a backward through a call of which the graph was not kept."""
+    return RuntimeError(
+        "Trying to backward through the graph a second time (or directly access saved tensors after they "
+        "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
+        f"second time. An earlier backward went through {call.describe()}, which runs as one unit: all "
+        "that it returned has one graph."
+    )
+
+
+def first_released(roots: Sequence[Value], earlier: Iterable[Backward], keeps: Callable[[Call], bool]) -> Call | None:
+    """Returns the call at which a backward from `roots` ends, in torch, before it has added to any gradient: an earlier
+    one has not kept the graph of it. None where there is no such call.
+
+    Args:
+        roots: What the backward starts from.
+        earlier: Backwards that wait to be run.
+        keeps: Whether an operation has kept tensors for its backward, which have been freed then. torch goes once more
+            through others.
+    """
+    gone: set[Call] = set()
+    for backward in earlier:
+        if not backward.retain_graph:
+            leading = None if backward.requested is None else _leading(backward.roots, backward.requested)
+            gone.update(call for call in passed(backward) if leading is None or call in leading)
+    found, active = None, set(roots)
+    for call in _passed_from(roots, active):
+        if call.arguments is None:
+            return call
+        if call in gone:
+            found = found or call
+        has_parameters = isinstance(call.target, ModuleTarget) and bool(call.target.parameter_names)
+        if call in gone and (has_parameters or keeps(call)):
+            return found
+        if has_parameters or any(value.name or value.stage == EVERYWHERE for value in differentiated(call, active)):
+            return None
+    return found
+
+
 def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
     """Maps the name of a parameter to the first call that uses it, of those that `backward` goes through. Autograd has
     the whole gradient once it has been through that call.
@@ -162,18 +196,20 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
 
 
 def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Call]:
-    """Yields the calls that `backward` goes through, the latest first; adds the values that get gradient to
-    `active`."""
-    active = set(backward.roots) if active is None else active
-    queue = [(-root.call.graph.index, -root.call.index, root.call) for root in backward.roots if root.call is not None]
+    """Returns the calls that `backward` goes through, the latest first; what is taken of them adds to
+    `active` the values that get gradient."""
+    calls = _passed_from(backward.roots, set(backward.roots) if active is None else active)
+    return (call for call in calls if call.arguments is not None)  # `route` says what is wrong with others
+
+
+def _passed_from(roots: Sequence[Value], active: set[Value]) -> Iterator[Call]:
+    queue = [(-root.call.graph.index, -root.call.index, root.call) for root in roots if root.call is not None]
     queue = list({entry[2]: entry for entry in queue}.values())
     heapq.heapify(queue)
     queued = {entry[2] for entry in queue}
     while queue:
         call = heapq.heappop(queue)[2]
-        if call.arguments is None:
-            continue  # `route` says what is wrong
-        for value in differentiated(call, active):
+        for value in differentiated(call, active) if call.arguments is not None else ():
             active.add(value)
             if value.call is not None and value.call not in queued:
                 queued.add(value.call)

@@ -6,19 +6,39 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from farspan.call.leaf import WholeError
 from farspan.call.modes import current_modes
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.canonical import digest_of
-from farspan.graph import Backward, Call, RequestedGradients, Stops, Value, hooked_calls
+from farspan.graph import (
+    Backward,
+    Call,
+    RequestedGradients,
+    Stops,
+    Value,
+    first_released,
+    hooked_calls,
+    released_error,
+)
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farspan.call.modes import Modes
     from farspan.record.recording import Recording
 
 __all__ = ["record_backward"]
+
+_KEEP_TENSORS = frozenset(
+    [
+        *[F.linear, F.embedding, F.layer_norm, F.scaled_dot_product_attention, torch.matmul, torch.Tensor.matmul],
+        *[F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss, F.smooth_l1_loss, F.huber_loss],
+    ]
+)
+"""Operations that keep tensors for their backward, whatever they are given."""
 
 
 def record_backward(
@@ -40,7 +60,8 @@ def record_backward(
         What was added.
 
     Raises:
-        RuntimeError: As torch: a root that needs no gradient, or that is no scalar and has no gradient given.
+        RuntimeError: As torch: a root that needs no gradient, or that is no scalar and has no gradient given, or of
+            which the graph was not kept.
         RecordError: What cannot be recorded.
     """
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -58,6 +79,8 @@ def record_backward(
         recorder.gradients.memory.begin_backward()
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
     values = [_value_of(recorder, root, number, given[number]) for number, root in enumerate(roots)]
+    if requested is None:
+        _check_kept(recorder, values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
@@ -98,6 +121,20 @@ def _value_of(recorder: Recording, root: Any, number: int, given: torch.Tensor |
     if type(root._value.call) is not Call:
         recorder.deferred.record_one(root)
     return root._value
+
+
+def _check_kept(recorder: Recording, roots: Sequence[Value]) -> None:
+    """Raise torch's error where torch would, at a backward for which another one has left nothing: the program may
+    catch it, and go on."""
+    current = recorder.current  # that of a lane, in lanes
+    is_new = not current.backwards and all(root.call is None or root.call.graph is current for root in roots)
+    if is_new and not any(source.call is not None and source.meta.requires_grad for source in current.sources):
+        return
+    graphs = dict.fromkeys([*recorder.pending, current])
+    earlier = [backward for graph in graphs for backward in graph.backwards]
+    released = first_released(roots, earlier, lambda call: call.target in _KEEP_TENSORS)
+    if released is not None:
+        raise released_error(released)
 
 
 def _stop_for_hooks(recorder: Recording, backward: Backward) -> None:

@@ -273,12 +273,12 @@ class Recorder:
         return answer(self, call, entry, tensors, given)
 
     def predict(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
-        self.is_recording = False
+        was_recording, self.is_recording = self.is_recording, False
         try:
             entry = self.cache.lookup(target, template, metas, modes)
             return draws_in_python(entry) if entry.is_random_in_python and self.draws.is_plain else entry
         finally:
-            self.is_recording = True
+            self.is_recording = was_recording
 
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:

@@ -26,15 +26,14 @@ from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.optimizers.kept_state import parts_of_state, raw_state
 from farspan.execute.optimizers.own import is_own, make_own, make_replicated
 from farspan.graph import Value
-from farspan.record.tensor import LazyTensor
+from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import has_step_hooks
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.execute.engine import Engine
-    from farspan.execute.optimizers.step_view import StepView
 
-__all__ = ["OwnShares", "broadcast_numbers", "stand_in", "treats_each_parameter"]
+__all__ = ["OwnShares", "broadcast_numbers", "is_at_owners", "stand_in", "treats_each_parameter"]
 
 _OF_EACH_PARAMETER = frozenset(
     [
@@ -84,13 +83,13 @@ class OwnShares:
         self._have_same_hooks: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         """Whether all ranks, or none, had hooks around its first step. Where some had, all stay in the whole view."""
 
-    def has_stepped(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], view: StepView) -> None:
+    def has_stepped(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
         """A step in the whole view is over, which was given no closure."""
         is_whole = len(placed) == sum([len(group["params"]) for group in optimizer.param_groups])
         if type(optimizer) not in _OF_EACH_PARAMETER or not is_whole:
             return
         values = _values_of(optimizer)
-        if _has_tensor(values) or not _is_at_owners(engine, optimizer, view):  # whose they are, the whole view says
+        if _has_tensor(values) or not is_at_owners(engine, optimizer):  # whose they are, the whole view says
             return
         is_plain = _is_plain(optimizer)
         if optimizer not in self._have_same_hooks:
@@ -128,7 +127,7 @@ class OwnShares:
             or has_closure
             or not _is_plain(optimizer)
             or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left)
-            or not (is_as_left or _is_at_owners(engine, optimizer, engine.values.optimizers.view))
+            or not (is_as_left or is_at_owners(engine, optimizer))
         ):
             engine.slices.bring_home(optimizer, placed)
             if self._known.pop(optimizer, None) is not None:
@@ -195,18 +194,22 @@ def _is_plain(optimizer: Optimizer) -> bool:
     return type(optimizer).step.__module__.startswith("torch.optim.") and not has_step_hooks(optimizer)
 
 
-def _is_at_owners(engine: Engine, optimizer: Optimizer, view: StepView) -> bool:
+def is_at_owners(engine: Engine, optimizer: Optimizer) -> bool:
     """Returns whether all that is kept for a parameter is its owner's, or known to all: alike on every rank."""
-    found = True
+    found, placed = True, engine.recorder.placed
 
     def look(tensor: torch.Tensor, owner: int) -> torch.Tensor:
         nonlocal found
-        found = found and view.ranks_of([tensor]) in (0, owner)
+        if isinstance(tensor, (LazyTensor, StubParameter)):
+            stage = tensor._value.stage if isinstance(tensor, LazyTensor) else placed[id(tensor)].stage
+            found = found and engine.teams[stage].leader.rank == owner
+        elif is_own(tensor) or id(tensor) in placed:
+            found = found and engine.rank == owner
         return tensor
 
-    for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
+    for _, item, part in parts_of_state(optimizer, placed):
         if item is not None:
-            owner = 1 << engine.teams[item.stage].leader.rank
+            owner = engine.teams[item.stage].leader.rank
             part.change(lambda tensor, owner=owner: look(tensor, owner))
     return found
 

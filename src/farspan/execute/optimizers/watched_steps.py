@@ -22,6 +22,7 @@ from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.process.world import current_engine
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
+from farspan.record.unrecorded import unrecorded
 from farspan.torch_private import load_between_hooks
 
 __all__ = ["watch_optimizers", "watch_state"]
@@ -180,15 +181,12 @@ def _load(engine: Engine, optimizer: Optimizer, state_dict: Mapping[str, Any]) -
     if engine.groups.shards is not None:
         engine.groups.shards.begin_load(optimizer)
     given, state_dict = for_this_rank(optimizer, state_dict, engine.recorder.placed)
-    engine.recorder.is_recording = False
-    try:
+    with unrecorded(engine.recorder):
         _original_load(optimizer, state_dict)
         for item in placed_in(optimizer, engine.recorder.placed):
             if engine.num_ranks > 1 and item.tensor in optimizer.state:
                 loaded = optimizer.state[item.tensor]
                 optimizer.state[item.tensor] = kept_for(engine, item, loaded, given.get(item.name))
-    finally:
-        engine.recorder.is_recording = True
     engine.values.optimizers.add(optimizer)
     engine.values.optimizers.stepped.add(optimizer)
     _shares(engine).has_loaded(engine, optimizer)
@@ -367,7 +365,7 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if steps.depth == 0:
             is_share = engine.recorder.step_view is None
             if not is_share and not _has_closure(args, kwargs):
-                _shares(engine).has_stepped(engine, optimizer, placed, steps.view)
+                _shares(engine).has_stepped(engine, optimizer, placed)
             engine.recorder.leave_optimizer()
             if engine.groups.shards is not None:
                 engine.groups.shards.end(placed)

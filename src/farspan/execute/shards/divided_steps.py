@@ -22,7 +22,12 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.comm.tensor_bytes import raw_bytes
 from farspan.execute.data_axis.first_group import COMPARED_EVERY, find_different, groups_differ, sample_of
-from farspan.execute.optimizers.own_share import broadcast_numbers, stand_in, treats_each_parameter
+from farspan.execute.optimizers.own_share import (
+    broadcast_numbers,
+    is_at_owners,
+    stand_in,
+    treats_each_parameter,
+)
 from farspan.execute.optimizers.shown import keeps_beside_state
 from farspan.torch_private import DisableTorchFunction, has_step_hooks, raw_grad
 
@@ -108,7 +113,7 @@ class DividedSteps:
         """
         self._running, self._is_whole = None, False  # a step before may have raised what the program has caught
         self._give_homes(placed)
-        reason = _why_whole(optimizer, placed)
+        reason = _why_whole(optimizer, placed) or self._why_apart(optimizer)
         self._agree(f"a step of {type(optimizer).__name__} ({reason or 'sharded'})")
         if reason:
             self._gather(optimizer)
@@ -125,6 +130,15 @@ class DividedSteps:
         self._running = optimizer
         ids = {id(item.tensor) for item in placed if self._homes.is_here(item)}
         return stand_in(optimizer, lambda tensors: [tensor for tensor in tensors if id(tensor) in ids])
+
+    def _why_apart(self, optimizer: Optimizer) -> str:
+        """Returns why the owner of a parameter cannot step it alone; "" if it can. What a divided step has left can."""
+        engine = self._engine
+        if engine.num_ranks == 1 or self._states.is_divided(optimizer):
+            return ""
+        if is_at_owners(engine, optimizer):
+            return ""
+        return "the program has given a parameter what it kept for one of another rank"
 
     def _compare_gradients(self, placed: Sequence[Placed]) -> None:
         """One group alone steps with a gradient that all have: samples of them are compared, often at first.
@@ -180,9 +194,7 @@ class DividedSteps:
         self._states.forget()
 
     def _gather(self, optimizer: Optimizer) -> None:
-        was_divided = self._states.is_divided(optimizer)
-        self._states.become_whole(optimizer)
-        if was_divided and self._engine.num_ranks > 1:
+        if self._states.become_whole(optimizer) and self._engine.num_ranks > 1:
             broadcast_numbers(self._engine, optimizer)
 
     def _broadcast(self, items: Sequence[Placed]) -> None:

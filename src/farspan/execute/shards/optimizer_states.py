@@ -106,11 +106,17 @@ class DividedStates:
         """Returns whether this group saves what is kept for a parameter; None where groups save it together."""
         return self._homes.is_here(item) if optimizer in self._sharded else None
 
-    def become_whole(self, optimizer: Optimizer) -> None:
-        """Each group steps all parameters."""
+    def become_whole(self, optimizer: Optimizer) -> bool:
+        """Each group steps all parameters.
+
+        Returns:
+            Whether the latest step was divided: numbers too are their owners' alone then.
+        """
         if self.is_divided(optimizer):
             self.gather(optimizer)
+        was_sharded = optimizer in self._sharded
         self._sharded.discard(optimizer)
+        return was_sharded
 
     def divide(self, optimizer: Optimizer) -> None:
         """Drops what is kept for parameters that are not at home here."""
