@@ -47,10 +47,11 @@ def test_same_numbers_as_one_process_that_averages(num_ranks: int, kind: str, tm
     names = list(CASES) if num_ranks == 2 else SEEN_BY_OTHER_RANKS
     found = train(num_ranks, f"2 {kind}", names, tmp_path)
     assert {name: off for each in found for name, off in each["differences"].items() if off} == {}
-    for name in ("AdamW", "asked once", "exchanged", "put in a dictionary"):
+    for name in ("AdamW", "asked once", "put in a dictionary"):
         parts = [each["parts"].get(name, 0.0) for each in found]
         assert abs(sum(parts) - 1) < 1e-9, (name, parts)  # each rank has others, and nothing is there twice
         assert max(parts) < 0.6, (name, parts)
+    assert abs(sum(each["parts"].get("exchanged", 0.0) for each in found) - 1) < 1e-9  # divided, once given back
     assert num_ranks > 2 or [each["parts"]["Together"] for each in found] == [1, 1]
 
 
