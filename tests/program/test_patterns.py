@@ -34,8 +34,8 @@ class Step:
     depends_on: tuple[tuple[int, ...], ...] = ((0, 1),)
     """Of what joins."""
     unused: frozenset[int] = frozenset()
-    unused_parameters: frozenset[int] = frozenset()
-    """Of the block."""
+    parameters: tuple[tuple[int, ...], ...] | None = None
+    """Those to which the gradients of the block's outputs flow; None for all."""
     flops: int = 10**9
     """Of the block."""
     requires_grad: bool = True
@@ -95,7 +95,7 @@ class Step:
 OTHERS: dict[str, Sequence[Any]] = {
     "depends_on": [((0,),), ((1,),), ((),)],
     "unused": [frozenset({1})],
-    "unused_parameters": [frozenset({0})],
+    "parameters": [((), ())],
     "flops": [0],
     "requires_grad": [False],
     "stage": [0, 2],
@@ -182,7 +182,7 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
             y,
             *([Value(META, 4, name="block.weight")] if step.members else []),
             metas=metas,
-            unused_parameters=step.unused_parameters,
+            parameters=step.parameters,
             flops=step.flops,
             level=step.level,
             output=step.output,
@@ -233,7 +233,7 @@ def add(
     metas: tuple[Meta, ...] = (META,),
     depends_on: tuple[tuple[int, ...], ...] | None = None,
     unused: frozenset[int] = frozenset(),
-    unused_parameters: frozenset[int] = frozenset(),
+    parameters: tuple[tuple[int, ...], ...] | None = None,
     flops: int = 0,
     level: int = 0,
     output: int = 0,
@@ -244,7 +244,7 @@ def add(
         metas=metas,
         depends_on=depends_on or (tuple(range(len(arguments))),) * len(metas),
         unused=unused,
-        unused_parameters=unused_parameters,
+        parameters=parameters or (tuple(range(len(getattr(target, "placed", ())))),) * len(metas),
         flops=flops,
         differentiable=tuple(range(len(arguments))),
         requires_grad=True,

@@ -142,7 +142,6 @@ def test_a_leaf_makes_tensors_of_the_default_type_of_its_call() -> None:
         (lambda model: jacrev(model)(X), "jacrev"),
         (lambda model: jvp(model, (X,), (X,)), "jvp"),
         (lambda model: functional_call_under_vmap(model), "torch.func.grad"),
-        (lambda model: torch.autograd.functional.hessian(lambda x: model(x).sum(), X), "gradient penalty"),
         (lambda model: under(FlopCounterMode(display=False), lambda: model(X)), "FlopCounterMode"),
         (lambda model: under_dual_numbers(model), "dual numbers"),
         (lambda model: vmap(model.query)(X[None]), "per-sample"),

@@ -89,6 +89,26 @@ class Tables:
             map(is_, chain.from_iterable(map(dict.values, full)), self._items)
         )
 
+    def names_of_slots(self) -> list[tuple[str, ...]] | None:
+        """Returns for each tensor in the slots the names under which the first module has it; None if the tables now
+        hold something else than they did, the slots apart, or if that is not all that a module reads.
+        """
+        tables = _tables_of(self.modules)
+        where = {(slot.table, slot.name): slot.number for slot in self.slots}
+        for number, (content, table) in enumerate(zip(self._contents, tables, strict=True)):
+            if content.keys() != table.keys():
+                return None
+            if any(table[name] is not item and (number, name) not in where for name, item in content.items()):
+                return None
+        prefixes = {id(part): f"{name}." if name else "" for name, part in self.modules[0].named_modules()}
+        names: list[list[str]] = [[] for _ in range(self.num_slot_tensors)]
+        for (number, name), slot in where.items():
+            part = self.modules[number // len(_NAMES)]
+            if isinstance(part, nn.RNNBase):  # keeps a second list of its weights
+                return None
+            names[slot].append(prefixes[id(part)] + name)
+        return list(map(tuple, names))
+
     def slot_tensors(self) -> list[torch.Tensor]:
         """Returns what the slots hold now."""
         tables = _tables_of(self.modules)

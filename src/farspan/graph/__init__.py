@@ -14,10 +14,12 @@ from farspan.graph.call import Template as Template
 from farspan.graph.call import Value as Value
 from farspan.graph.call import plain_of as plain_of
 from farspan.graph.cut import Cut as Cut
+from farspan.graph.gradient import differentiated as differentiated
 from farspan.graph.gradient import earliest_uses as earliest_uses
 from farspan.graph.gradient import first_released as first_released
 from farspan.graph.gradient import hooked_calls as hooked_calls
 from farspan.graph.gradient import released_error as released_error
+from farspan.graph.gradient import parameters_of as parameters_of
 from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
 from farspan.graph.graph import Graph as Graph
@@ -49,6 +51,8 @@ __all__ = [
     "earliest_uses",
     "hooked_calls",
     "first_released",
+    "differentiated",
+    "parameters_of",
     "plain_of",
     "route",
     "whole_name",

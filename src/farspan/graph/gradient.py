@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from farspan.graph.backward import Backward, RequestedGradients
     from farspan.graph.call import Call, Segment, Value
 
-__all__ = ["differentiated", "earliest_uses", "first_released", "hooked_calls", "passed", "released_error", "route"]
+__all__ = [
+    "differentiated",
+    "earliest_uses",
+    "first_released",
+    "hooked_calls",
+    "parameters_of",
+    "passed",
+    "released_error",
+    "route",
+]
 
 if TYPE_CHECKING:
     _Users = dict[Value, dict[BackwardSegment, None]]
@@ -67,7 +76,7 @@ def route(
     stops = _stops(backward, walk.active, walk.queued)
     _link_values(users, parts, stops, frozenset(part_stages))
     _link_outside(backward, users, parts, home_stages)
-    _link_parameters(backward, users, walk.native, walk.leaf_calls, parts, keeps_order=keeps_order)
+    _link_parameters(backward, users, walk, parts, keeps_order=keeps_order)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
 
 
@@ -188,9 +197,7 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
     active: set[Value] = set(backward.roots)
     for call in passed(backward, active):
         place = (call.graph.index, call.index)
-        for number, placed in enumerate(call.target.placed if isinstance(call.target, ModuleTarget) else ()):
-            if placed.is_parameter and number not in call.entry.unused_parameters:
-                uses[placed.name] = place
+        uses.update((call.target.placed[number].name, place) for number in parameters_of(call, active))
         uses.update((value.name, place) for value in differentiated(call, active) if value.name)
     return uses
 
@@ -226,6 +233,17 @@ def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
             reached.update(sources)
     arguments = [call.arguments[number] for number in sorted(reached)]
     return [item for item in arguments if hasattr(item, "meta") and item.meta.requires_grad]
+
+
+def parameters_of(call: Call, active: Collection[Any]) -> set[int]:
+    """Returns the parameters, by their numbers in what is placed of its module, that may get gradient from those
+    outputs of `call` that are active."""
+    return {
+        number
+        for output, numbers in zip(call.outputs, call.entry.parameters, strict=True)
+        if output in active
+        for number in numbers
+    }
 
 
 def _leading(roots: Sequence[Value], requested: RequestedGradients) -> set[Value | Call]:
@@ -305,13 +323,12 @@ def _link_outside(
 def _link_parameters(
     backward: Backward,
     users: _Users,
-    native: dict[str, tuple[Any, dict[BackwardSegment, None]]],
-    leaf_calls: dict[Any, dict[BackwardSegment, list[Call]]],
+    walk: _Walk,
     parts: _Segments,
     *,
     keeps_order: bool,
 ) -> None:
-    requested = backward.requested
+    requested, native, leaf_calls = backward.requested, walk.native, walk.leaf_calls
     keeps_order |= requested is not None or backward.stops is not None
     remote: dict[str, tuple[Value, dict[BackwardSegment, None]]] = {}
     for value, using in users.items():
@@ -333,7 +350,7 @@ def _link_parameters(
                 using = {
                     part: None
                     for part, there in calls.items()
-                    if any(number not in call.entry.unused_parameters for call in there)
+                    if any(number in parameters_of(call, walk.active) for call in there)
                 }
                 native.setdefault(placed.name, (placed.meta, {}))[1].update(using)
     if requested is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farspan.call.modes import Modes
     from farspan.record.recording import Recording
 
-__all__ = ["record_backward"]
+__all__ = ["record_backward", "value_of_root"]
 
 _KEEP_TENSORS = frozenset(
     [
@@ -69,16 +69,16 @@ def record_backward(
     given += [None] * (len(roots) - len(given))
     if create_graph:
         raise WholeError(
-            "create_graph=True cannot be recorded: a gradient penalty needs second derivatives of all stages at once.",
-            why=f"at {format_where(find_where())}, outside of the model's modules.",
-            hint="compute it in the forward of a module of the model: it then runs as one unit, on one rank",
+            "backward with create_graph=True cannot be recorded.",
+            why=f"at {format_where(find_where())}: gradients in .grad have no history.",
+            hint="torch.autograd.grad(loss, list(model.parameters()), create_graph=True)",
         )
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
     if recorder.gradients.memory.pairs and requested is None:
         recorder.gradients.memory.begin_backward()
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
-    values = [_value_of(recorder, root, number, given[number]) for number, root in enumerate(roots)]
+    values = [value_of_root(recorder, root, number, given[number]) for number, root in enumerate(roots)]
     if requested is None:
         _check_kept(recorder, values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
@@ -110,7 +110,7 @@ def record_backward(
     return backward
 
 
-def _value_of(recorder: Recording, root: Any, number: int, given: torch.Tensor | None) -> Value:
+def value_of_root(recorder: Recording, root: Any, number: int, given: torch.Tensor | None) -> Value:
     """Returns the value of a root, the one of that number, of which the gradient is `given`."""
     if type(root) is not LazyTensor:
         recorder.refuse("backward from a tensor that was not recorded together with recorded ones")

@@ -12,10 +12,12 @@ from farspan.torch_private.autocast import forget_casts as forget_casts
 from farspan.torch_private.autocast import in_autocast_region as in_autocast_region
 from farspan.torch_private.autocast import is_any_autocast_enabled as is_any_autocast_enabled
 from farspan.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
+from farspan.torch_private.autograd import goes_through_python as goes_through_python
 from farspan.torch_private.autograd import history_of as history_of
 from farspan.torch_private.autograd import hooks_on_saved as hooks_on_saved
 from farspan.torch_private.autograd import is_run_again_inside as is_run_again_inside
 from farspan.torch_private.autograd import leaves_behind as leaves_behind
+from farspan.torch_private.autograd import leaves_with_gradient as leaves_with_gradient
 from farspan.torch_private.autograd import saved_by as saved_by
 from farspan.torch_private.autograd import shape_at as shape_at
 from farspan.torch_private.autograd import with_history as with_history
@@ -172,6 +174,7 @@ __all__ = [
     "has_storage",
     "key_of_storage",
     "leaves_behind",
+    "leaves_with_gradient",
     "make_wrapper",
     "no_dispatch",
     "not_passed_on",
@@ -189,6 +192,7 @@ __all__ = [
     "set_raw_grad",
     "settings_now",
     "set_version",
+    "goes_through_python",
     "history_of",
     "shape_at",
     "show_hidden",

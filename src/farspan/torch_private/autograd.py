@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "goes_through_python",
     "history_of",
     "hooks_on_saved",
     "is_run_again_inside",
     "leaves_behind",
+    "leaves_with_gradient",
     "saved_by",
     "shape_at",
     "with_history",
@@ -93,15 +96,45 @@ def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
+def leaves_with_gradient(output: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the leaves of autograd to which a backward from `output` gives a gradient; it is done.
+
+    A node may be before a leaf in the graph and have no gradient for it: that of a layer norm's derivative for the
+    bias. Where torch has no formula for a backward on the way, which is an error in the one that comes, they are those
+    of the graph.
+    """
+    leaves = leaves_behind(output)
+    if not leaves or _has_node(output, lambda node: node.name().endswith("NotImplemented")):
+        return leaves
+    found = torch.autograd.grad(output, leaves, torch.ones_like(output), retain_graph=True, allow_unused=True)
+    return [leaf for leaf, gradient in zip(leaves, found, strict=True) if gradient is not None]
+
+
+def goes_through_python(output: torch.Tensor) -> bool:
+    """Returns whether a backward from `output` comes to an autograd function of somebody else that is written in
+    Python: it may begin another backward, to parameters that the graph does not show.
+    """
+
+    def is_of_program(node: Any) -> bool:
+        own: Any = type(node)
+        return isinstance(node, BackwardCFunction) and not own._forward_cls.__module__.startswith("farspan.")
+
+    return _has_node(output, is_of_program)
+
+
 def is_run_again_inside(output: torch.Tensor) -> bool:
     """Returns whether a backward from `output` begins another one, on what a reentrant `torch.utils.checkpoint`
     computes again.
     """
+    return _has_node(output, lambda node: type(node).__name__ == "CheckpointFunctionBackward")
+
+
+def _has_node(output: torch.Tensor, is_wanted: Callable[[Any], bool]) -> bool:
     seen: set[Any] = {output.grad_fn}
     stack = [output.grad_fn] if output.grad_fn is not None else []
     while stack:
         node = stack.pop()
-        if type(node).__name__ == "CheckpointFunctionBackward":
+        if is_wanted(node):
             return True
         new = [following for following, _ in node.next_functions if following is not None and following not in seen]
         seen.update(new)

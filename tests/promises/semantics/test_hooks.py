@@ -174,11 +174,6 @@ class Parametrized(nn.Module):
         (Blocks, hook_on_a_container, "register_backward_hook on Blocks"),
         (Parametrized, cached_parametrizations, r"parametrize\.cached"),
         (Blocks, assigned_with_another_dtype, "cannot change blocks.0.0.weight"),
-        (
-            Blocks,
-            lambda model: torch.autograd.grad(model(X).sum(), model.head.weight, create_graph=True),
-            "create_graph=True cannot be recorded",
-        ),
         (Blocks, hook_too_late, "cannot stop for the hooks on"),
         (Blocks, lambda model: model(X).grad_fn.register_hook(print), "on the grad_fn of"),
     ],

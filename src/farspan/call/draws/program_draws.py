@@ -54,6 +54,8 @@ class ProgramDraws:
         """The seed that torch had when the outermost module was called."""
         self.generator = torch.default_generator
         """The program's. Where ranks are threads of one process, each has one of its own, and borrows torch's."""
+        self.repeated: Call | None = None
+        """The call whose numbers those that are recorded now draw again: they compute it once more."""
         self._stretch: Stretch | None = None
         self._used: list[Stretch] = []
         """The stretches of which something may still have to run."""

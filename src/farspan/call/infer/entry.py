@@ -42,9 +42,6 @@ class Entry:
     """True if the result or a change refers to an argument object."""
     unused: frozenset[int]
     """Arguments that the call only passes by: their data is not needed."""
-    unused_parameters: frozenset[int]
-    """Numbers, in its leaf's `placed`, of parameters that the call never uses, or that are frozen when it is made: no
-    gradient comes to them."""
     attributes: tuple[str, ...]
     """The attributes that the call writes on its leaf's modules, by the modules' numbers and names."""
     metas: tuple[Meta, ...]
@@ -53,6 +50,8 @@ class Entry:
     num_results: int
     depends_on: tuple[tuple[int, ...], ...]
     """For each output, the arguments its gradient flows to."""
+    parameters: tuple[tuple[int, ...], ...]
+    """For each output, the parameters its gradient may flow to, by their numbers in the leaf's `placed`."""
     mutated: tuple[int, ...]
     """Arguments that the call writes in place."""
     same_as: tuple[int, ...]
@@ -195,7 +194,7 @@ class Unknown:
     is_random_in_python = True
     draws: Draws | None = None
     unused: frozenset[int] = frozenset()
-    unused_parameters: frozenset[int] = frozenset()
+    parameters: tuple[tuple[int, ...], ...] = ()
     mutated: tuple[int, ...] = ()
     same_as: tuple[int, ...] = ()
     metas: tuple[Meta, ...] = ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.buffer_versions import note_saved
+from farspan.call.derivative import is_derivative
 from farspan.call.infer.entry import Entry, meta_of, refuse_nested
 from farspan.call.infer.watch import Made, Watch, noted_generators, storage_id, untouched_generators
 from farspan.call.leaf import Leaf, LeakError, Placed
@@ -21,12 +22,14 @@ from farspan.call.side_effects.changes import ATTRIBUTES, Described, MutableArgu
 from farspan.call.side_effects.hidden import generators_held
 from farspan.graph import Meta
 from farspan.torch_private import (
+    goes_through_python,
     history_of,
     is_compiled,
     is_fake,
     is_run_again_inside,
     is_same_generator,
     leaves_behind,
+    leaves_with_gradient,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +111,8 @@ def observe(
         if not fakes.in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
         same_as, shares = _aliases(results, tensors)
-        behind = [leaves_behind(output) for output in outputs]
+        find_leaves = leaves_with_gradient if is_derivative(target) and not is_real else leaves_behind
+        behind = list(map(find_leaves, outputs))
         if leaf is not None and not is_real:
             _check_resolved(leaf, behind)
         depends_on = _dependencies(leaf, metas, leaves, list(zip(outputs, behind, strict=True)), watch)
@@ -121,12 +125,7 @@ def observe(
         if leaf is not None and fakes.owned and watch.written_plain:
             attributes += [key for key in _holding(leaf, watch.written_plain) if key not in attributes]
         passed_by = [i for i, tensor in enumerate(tensors) if leaf is not None and storage_id(tensor) not in watch.used]
-        places = {id(item): number for number, item in enumerate(() if leaf is None else leaf.placed)}
-        unused_parameters = [
-            places[id(item)]
-            for item, tensor in held
-            if storage_id(tensor) not in watch.used or (item.is_parameter and not item.is_trained)
-        ]
+        parameters = _parameters_behind(leaf, held, list(zip(outputs, behind, strict=True)), watch)
     name, flags = name_of(target), None if leaf is None else leaf.flags
     result_parts = (described.template, output_metas, described.changes)
     has_own_draws = not (is_real or generators.were_seeded or _holds_compiled(target))
@@ -136,11 +135,11 @@ def observe(
         changes=described.changes,
         names_arguments=described.names_arguments,
         unused=frozenset(passed_by),
-        unused_parameters=frozenset(unused_parameters),
         attributes=tuple(attributes),
         metas=output_metas,
         num_results=len(results),
         depends_on=depends_on,
+        parameters=parameters,
         mutated=mutated,
         same_as=same_as,
         shares=shares,
@@ -218,6 +217,28 @@ def _dependencies(
                 used = [i for i, meta in enumerate(metas) if meta.requires_grad and meta.is_parameter]
                 found.update(i for i in used if storage_id(leaves[i]) in watch.used)
     return tuple([tuple(sorted(found)) for found in numbers])
+
+
+def _parameters_behind(
+    leaf: Leaf | None,
+    held: Sequence[tuple[Placed, torch.Tensor]],
+    outputs: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]],
+    watch: Watch,
+) -> tuple[tuple[int, ...], ...]:
+    """Returns for each output, given with the leaves of autograd behind it, which parameters its gradient may flow to:
+    of an output whose graph does not show all, each that the call has used.
+    """
+    if leaf is None:
+        return ((),) * len(outputs)
+    places = {id(item): number for number, item in enumerate(leaf.placed)}
+    used = {
+        id(tensor): places[id(item)] for item, tensor in held if item.is_trained and storage_id(tensor) in watch.used
+    }
+    found = [
+        used.values() if goes_through_python(output) else [used[id(item)] for item in behind if id(item) in used]
+        for output, behind in outputs
+    ]
+    return tuple([tuple(sorted(numbers)) for numbers in found])
 
 
 def _note_writes(

@@ -182,16 +182,15 @@ def _check_fields(fields: dict[str, Any], num_arguments: int) -> None:
 
     wrong = [name for name, kind in kinds.items() if type(fields[name]) is not kind]
     wrong += [name for name in ("flops", "digest") if type(fields[name]) is not int or fields[name].bit_length() > 512]
-    for name in ("unused", "unused_parameters"):
-        if type(fields[name]) is not frozenset or not is_numbers(tuple(fields[name]), 0, 1 << 32):
-            wrong.append(name)
+    if type(fields["unused"]) is not frozenset or not is_numbers(tuple(fields["unused"]), 0, 1 << 32):
+        wrong.append("unused")
     wrong += [name for name in ("attributes", "histories") if not is_tuple_of(fields[name], str)]
     wrong += [name for name in ("same_as", "shares") if not is_numbers(fields[name], -1, num_arguments)]
     if not is_numbers(fields["mutated"], 0, num_arguments):
         wrong.append("mutated")
-    ways = fields["depends_on"]
-    if not is_tuple_of(ways, tuple) or not all(is_numbers(item, 0, num_arguments) for item in ways):
-        wrong.append("depends_on")
+    for name, end in (("depends_on", num_arguments), ("parameters", 1 << 32)):
+        if not is_tuple_of(fields[name], tuple) or not all(is_numbers(item, 0, end) for item in fields[name]):
+            wrong.append(name)
     if type(fields["num_results"]) is int and not 0 <= fields["num_results"] <= num_metas:
         wrong.append("num_results")
     changes = fields["changes"]

@@ -30,6 +30,11 @@ def answer_drawing(
         What the user's code gets.
     """
     graph = recorder.current
+    repeated = recorder.draws.repeated
+    if repeated is not None:
+        call.path, call.draws = repeated.path, repeated.draws
+        graph.note_path((repeated.graph.index, repeated.index))
+        return answer(recorder, call, entry, tensors, given)
     call.path = path_of(recorder, call.target)
     if not recorder.draws.is_plain:
         graph.note_path(call.path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.call.derivative import FunctionDerivative
 from farspan.call.draws.drawing_functions import has_own_generator
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry
@@ -67,7 +68,7 @@ def is_own_draw(
         return False
     has_gradient = any(meta.requires_grad for meta in entry.metas)
     is_new = not entry.mutated or (has_own and all(type(tensors[number]) is LazyTensor for number in entry.mutated))
-    return type(function) not in (FunctionCall, Through) and is_new and not has_gradient
+    return type(function) not in (FunctionCall, FunctionDerivative, Through) and is_new and not has_gradient
 
 
 def draw_here(recorder: Recording, function: Any, template: Any, tensors: Sequence[torch.Tensor], entry: Entry) -> Any:

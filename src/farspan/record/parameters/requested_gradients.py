@@ -10,6 +10,7 @@ import torch
 
 from farspan.call.infer.entry import intern
 from farspan.graph import RequestedGradients, Value
+from farspan.record.derivatives.recorded_gradients import record_gradients
 from farspan.record.recorded_backward import record_backward
 from farspan.record.team.team_tensor import TeamTensor, gradient_of_parts
 from farspan.record.tensor import LazyTensor
@@ -44,8 +45,10 @@ def _grad(
     parts = [item._parts if type(item) is TeamTensor else [item] for item in wanted_tensors]
     flat = [part for each in parts for part in each]
     requested = _request(recorder, flat)
-    keeps_graph = create_graph if retain_graph is None else retain_graph
-    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, requested=requested)
+    if create_graph:
+        gradients = _with_history(recorder, outputs, grad_outputs, flat, requested)
+        return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
+    backward = record_backward(recorder, outputs, grad_outputs, bool(retain_graph), requested=requested)
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
@@ -55,6 +58,18 @@ def _grad(
     by_tensor = [[next(found) for _ in each] for each in parts]
     gradients = [gradient_of_parts(item, each) for item, each in zip(wanted_tensors, by_tensor, strict=True)]
     return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
+
+
+def _with_history(
+    recorder: Recording, outputs: Any, grad_outputs: Any, wanted_tensors: Sequence[Any], requested: RequestedGradients
+) -> list[torch.Tensor | None]:
+    """Returns gradients that can be differentiated, for those of the tensors on which the outputs depend."""
+    found = record_gradients(recorder, outputs, grad_outputs, requested)
+    placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
+    return [
+        found.get(known.name if known is not None else item._value if type(item) is LazyTensor else id(item))
+        for item, known in zip(wanted_tensors, placed, strict=True)
+    ]
 
 
 def _request(recorder: Recording, wanted_tensors: Sequence[Any]) -> RequestedGradients:

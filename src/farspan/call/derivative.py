@@ -1,0 +1,120 @@
+"""The derivative of one call, as a call of its own: it computes the call again, and is differentiated like any other.
+
+y = f(x, p)                        recorded by the program
+g_x, g_p = derivative(x, g_y)      recorded by `torch.autograd.grad(..., create_graph=True)`, on the stage of f
+backward through it                autograd's own, on that stage: to x and g_y as values, to p where it lives
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from farspan.call.infer.watch import storage_id
+from farspan.call.pytree.template import flatten, rebuild
+
+__all__ = ["FunctionDerivative", "ModuleDerivative", "is_derivative"]
+
+
+class FunctionDerivative:
+    """The derivative of a torch function as the target of calls; equal for the same function.
+
+    Called with the function's arguments, the gradients of its results (None for those without), and the numbers of the
+    tensors among the arguments of which it returns the gradients.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        gradients: Sequence[torch.Tensor | None],
+        wanted: tuple[int, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        return _differentiate(lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs), gradients, wanted)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FunctionDerivative) and other.function == self.function
+
+    def __hash__(self) -> int:
+        return hash((FunctionDerivative, self.function))
+
+    def __str__(self) -> str:
+        return f"derivative of {getattr(self.function, '__qualname__', None) or self.function}"
+
+
+class ModuleDerivative(nn.Module):
+    """The derivative of a module that is placed on one stage, as a module there with the same parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        replaced: dict[str, torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        wanted: tuple[int, ...],
+        names: tuple[str, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns the gradients of some arguments, and then those of the parameters of these names.
+
+        Args:
+            args: The module's arguments.
+            kwargs: And those by name.
+            replaced: What stood for some of its parameters and buffers, by name.
+            gradients: Of its results; None for those without.
+            wanted: The numbers of the arguments, among the tensors in `args`, `kwargs` and `replaced`.
+            names: Of parameters, as the module has them.
+        """
+        known = dict(self.module.named_parameters()) if names else {}
+        return _differentiate(self._call, (args, kwargs, replaced), gradients, wanted, [known[name] for name in names])
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: dict[str, torch.Tensor]) -> Any:
+        if replaced:
+            return torch.func.functional_call(self.module, replaced, args, kwargs)
+        return self.module(*args, **kwargs)
+
+
+def is_derivative(target: Any) -> bool:
+    """Returns whether the target of a call is a derivative."""
+    return type(target) is FunctionDerivative or type(getattr(target, "module", None)) is ModuleDerivative
+
+
+def _differentiate(
+    target: Callable[..., Any],
+    given_to_it: tuple[Any, ...],
+    gradients: Sequence[torch.Tensor | None],
+    wanted: Sequence[int],
+    parameters: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, ...]:
+    template, tensors = flatten(given_to_it)
+    # A view of each, for one tensor may be several arguments, or come from another.
+    again = [item.view_as(item) if number in wanted else item for number, item in enumerate(tensors)]
+    results = flatten(target(*rebuild(template, again)))[1]
+    sources = [*(again[number] for number in wanted), *parameters]
+    roots = [(item, given) for item, given in zip(results, gradients, strict=True) if given is not None]
+    found = torch.autograd.grad(
+        [item for item, _ in roots], sources, [given for _, given in roots], create_graph=True, allow_unused=True
+    )
+    memory = {storage_id(item) for item in (*tensors, *(given for _, given in roots))}
+    return tuple([_own(item, source, memory) for item, source in zip(found, sources, strict=True)])
+
+
+def _own(gradient: torch.Tensor | None, source: torch.Tensor, memory: set[int]) -> torch.Tensor:
+    """Returns a gradient in memory of its own, which two may also share."""
+    if gradient is None:
+        return torch.zeros_like(source)
+    if storage_id(gradient) in memory:
+        gradient = gradient.clone()
+    memory.add(storage_id(gradient))
+    return gradient

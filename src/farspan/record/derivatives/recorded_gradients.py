@@ -1,0 +1,268 @@
+"""Gradients as recorded values, which have a history: for each call on the way back, its derivative is recorded.
+
+    u = model(x)                               calls  f, g
+    d = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+                                               calls  g', f'    each on the stage of its call
+    (d - target).square().mean().backward()    one backward through f', g', and what they depend on
+
+The derivative of a call computes it again, so a program that differentiates n times computes a call up to 2^n times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.derivative import FunctionDerivative, ModuleDerivative
+from farspan.call.leaf import Leaf
+from farspan.call.modes import apply_modes
+from farspan.call.module_tables import has_user_hooks
+from farspan.call.pytree.template import flatten, rebuild
+from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of
+from farspan.record.derivatives.outside_graph import OutsideGraph
+from farspan.record.derivatives.refusal import refuse_second_derivatives
+from farspan.record.recorded_backward import value_of_root
+from farspan.record.tensor import LazyTensor, plain_versions
+
+if TYPE_CHECKING:
+    from farspan.graph import RequestedGradients
+    from farspan.record.recording import Recording
+
+__all__ = ["record_gradients"]
+
+
+def record_gradients(
+    recorder: Recording, outputs: Any, grad_outputs: Any, requested: RequestedGradients
+) -> dict[Any, torch.Tensor]:
+    """Record what gives the gradients of `outputs`, for each tensor that is requested and that they depend on.
+
+    Args:
+        recorder: Which records them.
+        outputs: As `torch.autograd.grad` takes them.
+        grad_outputs: The same.
+        requested: Of what gradients are asked for.
+
+    Returns:
+        By name of a parameter, by recorded value, and by id of a tensor outside the model.
+
+    Raises:
+        RuntimeError: As torch: an output that needs no gradient, or that is no scalar and has no gradient given.
+        WholeError: A call on the way cannot be computed again alike.
+    """
+    if recorder.frame is not recorder.root or recorder.splitting.stages:
+        raise refuse_second_derivatives("parts of a module, or of its layers, lie on several ranks")
+    roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    given = [grad_outputs] if isinstance(grad_outputs, torch.Tensor) or grad_outputs is None else list(grad_outputs)
+    given += [None] * (len(roots) - len(given))
+    values = [value_of_root(recorder, root, number, given[number]) for number, root in enumerate(roots)]
+    seeds = [
+        torch.ones(value.meta.shape, dtype=value.meta.dtype, device=value.meta.device) if seed is None else seed
+        for value, seed in zip(values, given, strict=True)
+    ]
+    return _Walk(recorder, requested).run(values, seeds)
+
+
+class _Walk:
+    """Goes back through calls, the latest first, and records the derivative of each."""
+
+    def __init__(self, recorder: Recording, requested: RequestedGradients) -> None:
+        self.recorder = recorder
+        self.requested = requested
+        self._outside = OutsideGraph(requested.outside)
+        self._gradients: dict[Value, torch.Tensor] = {}
+        self._of_parameters: dict[str, torch.Tensor] = {}
+        self._leads: dict[Value | Call, bool] = {}
+        self._tensors: dict[Value, torch.Tensor] = {}
+
+    def run(self, roots: Sequence[Value], seeds: Sequence[torch.Tensor]) -> dict[Any, torch.Tensor]:
+        """Returns what `record_gradients` does."""
+        queue: list[tuple[int, int, Call]] = []
+        queued: set[Call] = set()
+
+        def reach(value: Value, gradient: torch.Tensor) -> None:
+            self._add(self._gradients, value, gradient)
+            call = value.call
+            if isinstance(call, Call) and call not in queued and self._leads_to(call):
+                queued.add(call)
+                heapq.heappush(queue, (-call.graph.index, -call.index, call))
+
+        self._find_leading([root.call for root in roots if isinstance(root.call, Call)])
+        for root, seed in zip(roots, seeds, strict=True):
+            reach(root, seed)
+        while queue:
+            call = heapq.heappop(queue)[2]
+            for source, gradient in self._differentiate(call):
+                if isinstance(source, Value):
+                    reach(source, gradient)
+                else:
+                    self._add(self._of_parameters, source, gradient)
+        found: dict[Any, torch.Tensor] = dict(self._of_parameters)
+        arrived: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for value, gradient in self._gradients.items():
+            if value.stage == EVERYWHERE:
+                if id(value.data) in self._outside.requested:
+                    self._add(found, id(value.data), gradient)
+                if self._outside.goes_on_from(value.data):
+                    arrived.append((value.data, gradient))
+            elif value in self.requested.values:
+                found[value] = gradient
+        for source, gradient in self._outside.record(self.recorder, arrived):
+            self._add(found, id(source), gradient)
+        return found
+
+    def _add(self, gradients: dict[Any, torch.Tensor], key: Any, gradient: torch.Tensor) -> None:
+        known = gradients.get(key)
+        gradients[key] = gradient if known is None else known + gradient
+
+    # What leads to what is requested.
+
+    def _find_leading(self, calls: list[Call]) -> None:
+        """Notes which values and calls depend on what is requested."""
+        todo, seen = calls, set[Call]()
+        while todo:
+            call = todo.pop()
+            if call in seen:
+                continue
+            if call.arguments is None:
+                raise RuntimeError(
+                    "Trying to backward through the graph a second time (or directly access saved tensors after they "
+                    "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
+                    "second time or if you need to access saved tensors after calling backward."
+                )
+            seen.add(call)
+            todo += [value.call for value in differentiated(call, call.outputs) if isinstance(value.call, Call)]
+        for call in sorted(seen, key=lambda call: (call.graph.index, call.index)):
+            has_requested = not self.requested.names.isdisjoint(getattr(call.target, "parameter_names", ()))
+            for value in differentiated(call, call.outputs):
+                self._leads[value] = self._leads.get(value, False) or self._is_requested(value)
+                has_requested |= self._leads[value]
+            self._leads[call] = has_requested
+            for output in call.outputs:
+                if output is not None:
+                    self._leads[output] = has_requested
+
+    def _is_requested(self, value: Value) -> bool:
+        if value.stage == EVERYWHERE:
+            return id(value.data) in self._outside.requested or self._outside.goes_on_from(value.data)
+        return value.name in self.requested.names or value in self.requested.values
+
+    def _leads_to(self, item: Value | Call) -> bool:
+        return self._leads.get(item, False)
+
+    # The derivative of one call.
+
+    def _differentiate(self, call: Call) -> list[tuple[Value | str, torch.Tensor]]:
+        """Records the derivative of a call; returns what gets gradient from it, and these gradients."""
+        assert call.arguments is not None
+        leaf = call.target if isinstance(call.target, Leaf) else None
+        slots = () if leaf is None else leaf.tables.names_of_slots()
+        reason = _cannot_be_called_again(call, leaf)
+        if reason or slots is None:
+            reason = reason or "whose module has been changed since"
+            raise refuse_second_derivatives(f"it goes through {call.describe()}, {reason}")
+        given = tuple([None if value is None else self._gradients.get(value) for value in call.outputs])
+        active = {value for value, gradient in zip(call.outputs, given, strict=True) if gradient is not None}
+        num_arguments = len(call.arguments) - (0 if leaf is None else leaf.num_extra)
+        in_slots = [] if leaf is None else call.arguments[num_arguments + len(leaf.foreign) :]
+        arguments = [*call.arguments[:num_arguments], *in_slots]
+        reached = set(differentiated(call, active))
+        values = [value for value in dict.fromkeys(arguments) if value in reached and self._leads_to(value)]
+        args, kwargs, *_ = rebuild(call.template, list(map(self._tensor_of, call.arguments[:num_arguments])))
+        replaced = {name: self._tensor_of(item) for item, names in zip(in_slots, slots, strict=True) for name in names}
+        places = {id(item): number for number, item in enumerate(flatten((args, kwargs, replaced))[1])}
+        numbers = tuple([places[id(self._tensor_of(value))] for value in values])
+        sources: list[Value | str] = [value.name or value for value in values]
+        with apply_modes(call.modes), self._drawing_as(call):
+            if leaf is None:
+                function: Any = call.target
+                target = FunctionDerivative(function)
+                found = self.recorder.record_call(target, (args, kwargs, given, numbers), {}, call.stage)
+            else:
+                names = self._parameters_of(leaf, call, active)
+                sources += names
+                derived = _derivative_of(self.recorder, leaf)
+                given_names = tuple(names.values())
+                found = self.recorder.call_leaf(derived, (args, kwargs, replaced, given, numbers, given_names), {})
+        self.recorder.current.calls[-1].moment = call.moment
+        return list(zip(sources, found, strict=True))
+
+    @contextlib.contextmanager
+    def _drawing_as(self, call: Call) -> Iterator[None]:
+        """Calls that are recorded in the body draw the numbers that this one draws."""
+        self.recorder.draws.repeated = call if call.entry.is_random else None
+        try:
+            yield
+        finally:
+            self.recorder.draws.repeated = None
+
+    def _tensor_of(self, item: Value | torch.Tensor) -> torch.Tensor:
+        """Returns an argument of a recorded call as what it was then."""
+        if not isinstance(item, Value):
+            return item
+        known = self._tensors.get(item)
+        if known is None:
+            if item.stage == EVERYWHERE:
+                known = item.data
+            elif item.name and item.call is None:
+                known = self.recorder.engine.parameters[item.name].tensor
+            else:
+                handle = item.lazy
+                known = LazyTensor.make(item, self.recorder)
+                if handle is not None and handle() is not None:
+                    item.lazy = handle  # the program's own
+            self._tensors[item] = known
+        return known
+
+    def _parameters_of(self, leaf: Leaf, call: Call, active: set[Value]) -> dict[str, str]:
+        """Returns the parameters of a module that are requested and that a call uses: what its module calls them."""
+        names = {id(tensor): name for name, tensor in leaf.module.named_parameters()}
+        used = {leaf.placed[number].name for number in parameters_of(call, active)}
+        used |= {value.name for value in differentiated(call, active) if value.call is None}
+        return {
+            item.name: names[id(item.tensor)]
+            for item in leaf.placed
+            if item.name in self.requested.names and item.is_trained and item.name in used
+        }
+
+
+def _cannot_be_called_again(call: Call, leaf: Leaf | None) -> str:
+    """Returns why a call would not give again what it has given; "" where it would."""
+    entry = call.entry
+    arguments = call.arguments or ()
+    if call.segment.executed:
+        return "which has run already, for a value was read"
+    if entry.is_random and (entry.is_random_in_python or call.draws is None or call.draws.end is None):
+        return "which draws random numbers that are not those of one process, or nobody knows how many"
+    if entry.mutated or entry.changes or entry.attributes or entry.is_ordered:
+        return "which writes into its arguments or its module"
+    if call.hooks or call.saved_hooks is not None:
+        return "on whose results there are hooks"
+    if call.versions and call.versions != plain_versions(arguments):
+        return "an argument of which has been written to since"
+    if leaf is None:
+        return ""
+    if leaf.is_resolved or leaf.attributes:
+        return "whose result, or an attribute that it sets, depends on data"
+    if has_user_hooks(leaf.module):
+        return "which has hooks"
+    return "which reads buffers that calls write" if any(item.is_written for item in leaf.buffers) else ""
+
+
+def _derivative_of(recorder: Recording, leaf: Leaf) -> Leaf:
+    """Returns the leaf that is the derivative of another one; the same for each of its calls."""
+    module = leaf.module
+    while isinstance(module, ModuleDerivative):
+        module = module.module
+    key = (id(module), "derivative", leaf)
+    known = recorder.variants.get(key)
+    if known is None:
+        derivative = ModuleDerivative(leaf.module)
+        placed = [recorder.placed.get(id(item)) for item in (*module.parameters(), *module.buffers())]
+        items = [item for item in placed if item is not None]
+        known = recorder.variants[key] = Leaf(f"derivative of {leaf}", derivative, leaf.stage, items)
+        recorder.leaf_parts.add(id(derivative))
+    return known

@@ -1,0 +1,238 @@
+"""`torch.autograd.grad(..., create_graph=True)` in the loop: gradients that the program differentiates again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.loop import on_ranks
+from tests.support.ranks import differences
+from torch import Tensor, nn
+from torch.autograd import grad
+from torch.func import functional_call
+
+import farspan
+from farspan.errors import RecordError
+
+DTYPE = torch.float64
+BATCHES = torch.randn(3, 2, 8, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
+PROGRAM = Path(__file__).with_name("penalty_with_dropout.py")
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(12), nn.Linear(12, 24), nn.Linear(24, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.silu(self.up(self.norm(x))))
+
+
+class Critic(nn.Module):
+    """One weight is used on the first stage and on the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(6, 12), nn.ModuleList([Residual(), Residual()])
+        self.back, self.head = nn.Linear(12, 6), nn.Linear(6, 1)
+        self.tied = nn.Linear(6, 12)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        for block in self.blocks:
+            h = 0.9 * block(h) + 0.1 * h
+        return self.head(torch.tanh(self.back(h + self.tied(x)))).squeeze(-1)
+
+
+def build() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return Critic().to(DTYPE)
+
+
+def penalty(model: Any, x: Tensor) -> Tensor:
+    """That of WGAN-GP."""
+    x = x.clone().requires_grad_()
+    (slope,) = grad(model(x).sum(), x, create_graph=True)
+    return model(x).mean() + 10 * (slope.norm(2, dim=1) - 1).square().mean()
+
+
+def equation(model: Any, x: Tensor) -> Tensor:
+    """Second derivatives by inputs that are joined outside of the model."""
+    parts = [part.clone().requires_grad_() for part in x.split(1, dim=1)]
+    u = model(torch.cat(parts, 1))
+    u_x, u_t = grad(u.sum(), parts[:2], create_graph=True)
+    (u_xx,) = grad(u_x.sum(), parts[0], create_graph=True)
+    return (u_t + u[:, None] * u_x - 0.1 * u_xx).square().mean()
+
+
+def learned_in_two_steps(model: Any, x: Tensor) -> Tensor:
+    """MAML: the loss is that of weights after two steps, through both of which gradient flows."""
+    y, weights = x.sum(1).sin(), dict(model.named_parameters())
+    for _ in range(2):
+        loss = F.mse_loss(functional_call(model, weights, (x[:4],)), y[:4])
+        gradients = grad(loss, list(weights.values()), create_graph=True)
+        weights = {name: old - 0.1 * new for (name, old), new in zip(weights.items(), gradients, strict=True)}
+    return F.mse_loss(functional_call(model, weights, (x[4:],)), y[4:])
+
+
+def curvature(model: Any, x: Tensor) -> Tensor:
+    """A product with the Hessian, without history, and a term of the gradients' norm."""
+    loss, weights = model(x).square().mean(), list(model.parameters())
+    gradients = grad(loss, weights, create_graph=True)
+    products = grad(gradients, weights, [torch.ones_like(item) for item in weights], retain_graph=True)
+    norm = sum((item.square().sum() for item in gradients), torch.zeros((), dtype=DTYPE))
+    return loss + 0.1 * norm + 0.01 * sum(((g * p.detach()).sum() for g, p in zip(gradients, products, strict=True)))
+
+
+def inside(model: Any, x: Tensor) -> Tensor:
+    """By what a part of the model has given; a second gradient for the same; one that nothing depends on."""
+    h = torch.tanh(model.first(x))
+    spare = torch.ones(3, dtype=DTYPE, requires_grad=True)
+    energy = model.back(h).square().sum()
+    force, none = grad(energy, [h, spare], create_graph=True, allow_unused=True)
+    (again,) = grad(energy.sin(), h, create_graph=True)
+    assert none is None
+    return (force * again).sum() + model(x).mean()
+
+
+def forward_derivative(model: Any, x: Tensor) -> Tensor:
+    """By two backwards, of which the second goes to the gradient that the first was given."""
+    x, given = x.clone().requires_grad_(), torch.ones(8, dtype=DTYPE, requires_grad=True)
+    (slope,) = grad(model(x), x, given, create_graph=True)
+    (product,) = grad(slope, given, torch.ones(8, 6, dtype=DTYPE), create_graph=True)
+    return product.square().mean()
+
+
+def hessian(model: Any, x: Tensor) -> Tensor:
+    found = torch.autograd.functional.hessian(lambda one: model(one[None]).sum(), x[0], create_graph=True)
+    assert isinstance(found, Tensor)
+    return found.square().sum() + model(x).mean()
+
+
+def train(model: Any, loss_of: Callable[[Any, Tensor], Tensor]) -> tuple[list[float], dict[str, Tensor | None]]:
+    """Returns the losses; weights and gradients after three steps of two micro-batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[float] = []
+    for batches in BATCHES:
+        optimizer.zero_grad()
+        for x in batches:
+            loss = loss_of(model, x)
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found: dict[str, Any] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        values = None if parameter.grad is None else parameter.grad.tolist()
+        found[f"gradient of {name}"] = None if values is None else torch.tensor(values, dtype=DTYPE)
+    return losses, found
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [penalty, equation, learned_in_two_steps, curvature, inside, forward_derivative, hessian],
+)
+def test_the_same_numbers_as_in_one_process_but_for_rounding(loss_of: Callable[[Any, Tensor], Tensor]) -> None:
+    wanted_losses, wanted = train(build(), loss_of)
+    for losses, found in on_ranks(2, lambda model: train(farspan.distribute(model, measure=False), loss_of), build):
+        torch.testing.assert_close(losses, wanted_losses, rtol=1e-12, atol=1e-12)
+        assert found.keys() == wanted.keys()
+        for name, item in wanted.items():
+            assert (found[name] is None) == (item is None), name
+            if item is not None:
+                torch.testing.assert_close(found[name], item, rtol=1e-10, atol=1e-10)
+
+
+def test_what_draws_draws_the_same_again() -> None:
+    for found in differences(str(PROGRAM), "dropout", 2, is_measured=False):
+        assert set(found.values()) == {""}
+
+
+def after_a_read(model: Any) -> Any:
+    x = BATCHES[0, 0].clone().requires_grad_()
+    loss = model(x).sum()
+    loss.item()
+    return grad(loss, x, create_graph=True)
+
+
+def not_linear_outside(model: Any) -> Any:
+    x = BATCHES[0, 0].clone().requires_grad_()
+    return grad(model(x.sin()).sum(), x, create_graph=True)
+
+
+def normalized(model: Any) -> Any:
+    model = farspan.distribute(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).to(DTYPE))
+    x = BATCHES[0, 0].clone().requires_grad_()
+    return grad(model(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (after_a_read, "which has run already, for a value was read"),
+        (not_linear_outside, "operations outside of the model that are not linear"),
+        (normalized, "which reads buffers that calls write"),
+    ],
+)
+def test_what_cannot_be_computed_again_is_a_named_error(program: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises(RecordError, match=words):
+        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+
+
+def test_a_step_between_does_not_go_unseen() -> None:
+    """Torch says that a weight has been changed in place."""
+
+    def program(model: Any) -> None:
+        x = BATCHES[0, 0].clone().requires_grad_()
+        kept = model(x).sum()
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        grad(kept, x, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        program(build())
+    with pytest.raises(RecordError, match="create_graph=True cannot be recorded here"):
+        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+
+
+class TwoHeads(nn.Module):
+    """Gives two results, of which the loss needs one, or uses a weight without gradient."""
+
+    def __init__(self, *, is_detached: bool) -> None:
+        super().__init__()
+        self.trunk, self.head, self.is_detached = nn.Linear(6, 6), nn.Linear(6, 6), is_detached
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.trunk(x))
+        return (F.linear(h, self.head.weight.detach()), h) if self.is_detached else (h, self.head(h))
+
+
+class CalledTwice(nn.Module):
+    def __init__(self, *, is_detached: bool) -> None:
+        super().__init__()
+        self.heads, self.between, self.last = TwoHeads(is_detached=is_detached), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.heads(self.between(self.heads(x)[0]))[0])
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_parameter_without_gradient_in_a_module_that_is_called_twice(is_detached: bool) -> None:
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            return CalledTwice(is_detached=is_detached).to(DTYPE)
+
+    def program(model: Any) -> list[Any]:
+        model(BATCHES[0, 0]).sum().backward()
+        return [None if item.grad is None else item.grad.tolist() for item in model.parameters()]
+
+    wanted = program(build())
+    assert None in wanted
+    plan = {"heads": "rank:0", "between": "rank:1", "last": "rank:1"}
+    assert on_ranks(2, lambda model: program(farspan.distribute(model, plan=plan)), build) == [wanted] * 2
