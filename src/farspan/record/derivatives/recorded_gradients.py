@@ -22,7 +22,7 @@ from farspan.call.leaf import Leaf
 from farspan.call.modes import apply_modes
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.pytree.template import flatten, rebuild
-from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of
+from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of, released_error
 from farspan.record.derivatives.outside_graph import OutsideGraph
 from farspan.record.derivatives.refusal import refuse_second_derivatives
 from farspan.record.recorded_backward import value_of_root
@@ -128,11 +128,7 @@ class _Walk:
             if call in seen:
                 continue
             if call.arguments is None:
-                raise RuntimeError(
-                    "Trying to backward through the graph a second time (or directly access saved tensors after they "
-                    "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
-                    "second time or if you need to access saved tensors after calling backward."
-                )
+                raise released_error(call)
             seen.add(call)
             todo += [value.call for value in differentiated(call, call.outputs) if isinstance(value.call, Call)]
         for call in sorted(seen, key=lambda call: (call.graph.index, call.index)):
