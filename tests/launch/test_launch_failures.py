@@ -55,6 +55,21 @@ def test_exit_code_is_the_culprit_s(job):
     assert "rank 1 of 2 failed: exit code 7" in err and "last words" in err
 
 
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_exit_code_is_that_of_the_rank_that_leaves_the_others(job, leaves):
+    """Both find then that their programs differ: the other one waits for a step that this one will not begin."""
+    script = "import torch, farspan\n"
+    script += (
+        "model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), measure=False)\n"
+    )
+    script += "for step in range(2):\n    model(torch.ones(2, 4)).sum().backward()\n    farspan.flush()\n"
+    script += f"    if step == 0 and rank == {leaves}: sys.exit(3)\n"
+    code, _, err = job.run(script)
+    assert code == 3
+    assert f"rank {leaves} of 2 failed: exit code 3" in err
+    assert f"DivergenceError: rank {leaves} has ended its program" in err
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="signals of macOS have other numbers")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_killed_rank_is_named_with_its_signal(job, number):

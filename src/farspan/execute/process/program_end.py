@@ -22,6 +22,7 @@ from farspan.control.text import as_error, describe_failure, described
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
 from farspan.execute.engine import Engine
+from farspan.execute.process.exit_code import exit_code, watch_exit
 from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
 from farspan.launch.rank.process_end import at_process_end
@@ -48,6 +49,7 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         router: What carries tensors between the ranks of its group; None where it is the only one.
         remove_files: Ends the view of files that the rank has.
     """
+    watch_exit()
     process, previous = os.getpid(), sys.excepthook
     has_raised = has_left = False
 
@@ -94,7 +96,7 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
 
 def fail_at_end(error: FarspanError) -> None:
     """The program is over, and this has gone wrong all the same: the process ends as one that has failed."""
-    _exit_codes.append(1)
+    _exit_codes.append(exit_code() or 1)
     leave_error(error, is_heard=isinstance(error, RemoteError))
     write_line(f"{type(error).__name__}: {error}")
 

@@ -69,7 +69,10 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
         return Outcome(code=128 + job.interrupted_by, text=text, was_interrupted=True)
     was_interrupted = job.interrupted_by is not None
     # A rank that only noticed the failure of another may well have ended before it.
-    culprit = next((rank for rank in own if not only_heard(rank)), [*own, *failed][0])
+    by_themselves = [rank for rank in own if not only_heard(rank)]
+    culprit = next(iter(by_themselves), [*own, *failed][0])
+    if culprit.returncode == _CODE_OF_EXCEPTION and find_exception(culprit.read_tail()).startswith("DivergenceError"):
+        culprit = next((rank for rank in by_themselves if rank.returncode > _CODE_OF_EXCEPTION), culprit)  # has left it
     stopped = [rank for rank in job.ended if rank.was_stopped]
     if job.never_joined and (culprit.was_stopped or only_heard(culprit)):
         text = _describe_absence(job, job.never_joined[0])
