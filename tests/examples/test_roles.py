@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.ranks import run_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +44,6 @@ def test_actors_and_a_learner_of_two_ranks_keep_the_pole_up():
 
 def test_a_loader_role_gives_the_learner_the_batches_and_numbers_of_the_plain_program():
     done = _run("--role", "loader=1", "--role", "learner=2", "examples/loader_role.py", timeout_s=200)
-    command = [sys.executable, "examples/loader_role.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    plain = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=200)
+    (plain,) = run_processes(1, ROOT / "examples" / "loader_role.py")
+    assert plain.code == 0, plain.stderr
     assert done.stdout == plain.stdout and len(done.stdout.splitlines()) == 10

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.ranks import run_processes
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -47,6 +48,7 @@ def test_compare_losses_fails_on_one_bit(tmp_path: Path) -> None:
 
 def run_plain(file: Path, *options: str) -> list[float]:
     sizes = "--steps 2 --width 16 --heads 2 --blocks 2 --context 8 --micro-batches 2 --batch 2 --corpus-bytes 100000"
-    command = [sys.executable, str(EXAMPLES / "train_gpt_plain.py"), *sizes.split(), *options, "--losses", str(file)]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = [*sizes.split(), *options, "--losses", str(file)]
+    (done,) = run_processes(1, EXAMPLES / "train_gpt_plain.py", words)
+    assert done.code == 0, done.stderr
     return [float.fromhex(loss) for loss in json.loads(file.read_text())]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.launcher import TIMEOUT_S
 from tests.support.ranks import SOURCES, run_processes
 
-__all__ = ["Outcome", "run_plainly", "run_script"]
+__all__ = ["Outcome", "run_plainly", "run_script", "run_warm"]
 
 _WAIT = """
 import os as _os, posix as _posix, atexit as _atexit
@@ -77,11 +77,17 @@ def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = No
 
 def run_plainly(folder: Path, text: str) -> Outcome:
     """Run a script in one process, without a launcher, in a fresh copy of the folder `start` below `folder`."""
+    return run_warm(folder, text, 1, {})
+
+
+def run_warm(folder: Path, text: str, num_ranks: int, environment: dict[str, str]) -> Outcome:
+    """Run a script in ranks that find only the usual variables, and torch loaded, as `run_processes` does."""
     work, script = _fresh_copy(folder), folder / "script.py"
     script.write_text(f"import os\nos.chdir({str(work)!r})\n{text}")
-    (done,) = run_processes(1, script, timeout_s=TIMEOUT_S, environment={"PYTHONDONTWRITEBYTECODE": "1"})
-    assert done.code == 0, done.stderr
-    return Outcome(printed=[done.stdout], files=_files_in(work), error=done.stderr)
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", **environment}
+    done = run_processes(num_ranks, script, timeout_s=TIMEOUT_S, environment=environment)
+    assert [each.stderr for each in done if each.code] == []
+    return Outcome(printed=[each.stdout for each in done], files=_files_in(work), error=done[0].stderr)
 
 
 def _fresh_copy(folder: Path) -> Path:

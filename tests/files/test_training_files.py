@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.files.scripts import run_plainly, run_script
-from tests.support.ranks import run_processes
+from tests.files.scripts import run_plainly, run_script, run_warm
 
 TRAINS = """
 import csv, logging, os, sqlite3
@@ -64,11 +63,8 @@ print(torch.jit.load("relu.pt")(torch.tensor([-1.0])).item())
 
 
 def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:
-    alone = run_plainly(tmp_path, TRAINS)
-    together = run_script(tmp_path, TRAINS, 3)
-    assert together.printed == alone.printed * 3
-    assert together.files == alone.files
-    assert (tmp_path / "work" / "train.log").read_text() == "epoch 0\nepoch 1\nepoch 2\n"  # no line of ours
+    """From the start: `test_ranks_of_another_launcher_keep_their_files_apart_from_distribute_on`."""
+    run_plainly(tmp_path, TRAINS)
     for name in ("best.pt", "last.pt"):  # the next run finds what the first has left
         (tmp_path / "start" / name).write_bytes((tmp_path / "work" / name).read_bytes())
     alone, together = run_plainly(tmp_path, TRAINS), run_script(tmp_path, TRAINS, 2)
@@ -76,6 +72,7 @@ def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:
     assert together.printed == alone.printed * 2
     # pickle writes a text twice that came twice from a file: the state of another rank's optimizer came in one piece
     assert {**together.files, "last.pt": ""} == {**alone.files, "last.pt": ""}
+    assert (tmp_path / "work" / "train.log").read_text() == "epoch 3\nepoch 4\nepoch 5\n"  # no line of ours
 
 
 WRITES_BY_ITSELF = """
@@ -128,16 +125,15 @@ def test_a_library_that_opens_files_by_itself_writes_those_of_the_first_rank(tmp
 
 
 def test_ranks_of_another_launcher_keep_their_files_apart_from_distribute_on(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{TRAINS}")
+    alone = run_plainly(tmp_path, TRAINS)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    environment = {"FARSPAN_FILES": "first", "TMPDIR": str(temporary)}
-    finished = run_processes(2, script, environment=environment)
-    assert [process.stderr for process in finished if process.code] == []
-    assert finished[0].stdout == finished[1].stdout
-    assert torch.load(tmp_path / "last.pt")["epoch"] == 2
-    assert (tmp_path / "log.csv").read_text().count("\n") == 3
+    together = run_warm(tmp_path, TRAINS, 3, {"FARSPAN_FILES": "first", "TMPDIR": str(temporary)})
+    assert together.printed == alone.printed * 3
+    assert together.files.keys() == alone.files.keys()
+    assert {**together.files, "train.log": ""} == {**alone.files, "train.log": ""}  # which all had opened before
+    assert torch.load(tmp_path / "work" / "last.pt")["epoch"] == 2
+    assert (tmp_path / "work" / "log.csv").read_text().count("\n") == 3
     assert os.listdir(temporary) == []
 
 

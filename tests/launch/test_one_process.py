@@ -43,7 +43,11 @@ print(dist.is_initialized(), get_world_size(), f"{loss:.6f}")
 print(has_step_hooks(torch.optim.SGD([nn.Parameter(torch.ones(1))])))
 """
 )
-FAILS = HELPERS + "train()\nraise ValueError('the script fails')\n"
+FAILS = ASKS + "raise ValueError('the script fails')\n"
+IS_ALONE = (
+    "import os\nfor name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'): del os.environ[name]\n"
+)
+"""A process without a launcher."""
 INITIALISES_LATER = (
     HELPERS
     + """
@@ -55,6 +59,7 @@ print(ones.item(), train.__name__)
 dist.destroy_process_group()
 """
 )
+FAILS_LATER = INITIALISES_LATER + "train()\nif os.environ['RANK'] == '1': raise ValueError('no more data')\ntrain()\n"
 
 
 def start(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -73,20 +78,17 @@ def start(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess
 
 
 def test_a_script_under_farspan_run_finds_one_process_and_has_standard_output_for_itself(tmp_path: Path) -> None:
-    alone = start(tmp_path, ASKS)
-    together = start(tmp_path, ASKS, "-m", "farspan", "run", "-n", "2")
-    assert (alone.returncode, together.returncode) == (0, 0), together.stderr
+    """Also where it fails; no group of ranks outlives the interpreter, which would abort."""
+    together = start(tmp_path, FAILS, "-m", "farspan", "run", "-n", "2")
+    (tmp_path / "alone.py").write_text(IS_ALONE + ASKS)
+    (alone,) = run_processes(1, tmp_path / "alone.py")
+    assert (alone.code, together.returncode) == (0, 1), together.stderr
     assert alone.stdout.splitlines()[0] == "False 1 None"
     assert together.stdout == alone.stdout
     assert together.stdout.splitlines()[-1] == "False"  # a hook would make each rank run all of a step
     assert "rank:1" in together.stderr  # the plan
-
-
-def test_no_group_outlives_the_interpreter_when_the_script_fails(tmp_path: Path) -> None:
-    done = start(tmp_path, FAILS, "-m", "farspan", "run", "-n", "2")
-    assert done.returncode == 1
-    assert "ValueError: the script fails" in done.stderr
-    assert "terminate called" not in done.stderr
+    assert "ValueError: the script fails" in together.stderr
+    assert "terminate called" not in together.stderr
 
 
 def test_a_group_that_the_script_sets_up_after_distribute_is_its_own(tmp_path: Path) -> None:
@@ -97,10 +99,13 @@ def test_a_group_that_the_script_sets_up_after_distribute_is_its_own(tmp_path: P
     assert [process.stdout.strip() for process in finished] == ["2.0 train"] * 2
 
 
-def test_torchruns_store_is_shared_with_its_agent_and_its_variables_are_spoken_of_once(tmp_path: Path) -> None:
+def test_torchruns_store_is_shared_with_its_agent_which_reports_the_rank_that_fails(tmp_path: Path) -> None:
+    """Its variables are spoken of once."""
     port = f"--master-port={free_port()}"
-    done = start(tmp_path, INITIALISES_LATER, "-m", "torch.distributed.run", "--nproc-per-node=2", port)
-    assert done.returncode == 0, done.stderr
+    done = start(tmp_path, FAILS_LATER, "-m", "torch.distributed.run", "--nproc-per-node=2", port)
+    assert done.returncode != 0
+    cause = done.stderr[done.stderr.index("Root Cause") :]
+    assert "rank      : 1" in cause and "ValueError: no more data" in cause
     assert (done.stdout.count("2.0"), done.stdout.count("train")) == (2, 2)  # the ranks' lines may mix
     assert done.stderr.count("farspan run -n 2") == 1
 

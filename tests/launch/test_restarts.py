@@ -8,13 +8,17 @@ import queue
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from tests.support.launcher import READY, Job, is_running, wait_until
+from tests.support.launcher import READY, TIMEOUT_S, Job, is_running, wait_until
 
 from farspan.launch.attempts import Here, Restarts, attempt_repeatedly
+from farspan.launch.attempts.attempt import Attempt
+from farspan.launch.attempts.standby import Standby
 from farspan.launch.attempts.waiting import HostLostError
 from farspan.launch.logs import find_place
+from farspan.launch.rank.notes import GATE_VARIABLE, SAVED_VARIABLE, note_saving
 
 TIMES = """
 times = int(os.environ['FARSPAN_RESTART']) + 1
@@ -27,11 +31,16 @@ import json, torch, farspan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), measure=False)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+class ByHand:  # it has no state, and needs none of what torch loads for its optimizers
+    def zero_grad(self): model.zero_grad()
+    @torch.no_grad()
+    def step(self): [parameter.sub_(0.1 * parameter.grad) for parameter in model.parameters()]
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01) if SAVES_IN_MEMORY else ByHand()
+kept = {'model': model} | ({'optimizer': optimizer} if SAVES_IN_MEMORY else {})
 loader = farspan.resumable(DataLoader(TensorDataset(torch.randn(40, 8)), batch_size=4, shuffle=True))
 folder, step = f'{here}/checkpoints', 0
 if farspan.latest(folder):
-    step = farspan.load(folder, model=model, optimizer=optimizer).step
+    step = farspan.load(folder, **kept).step
 while step < 12:
     for x, in loader:
         optimizer.zero_grad()
@@ -42,7 +51,7 @@ while step < 12:
         if rank == 0:
             with open(f'{here}/losses', 'a') as file: print(json.dumps([step, loss.item()]), file=file)
         if step % 4 == 0:
-            farspan.save(folder, model=model, optimizer=optimizer, step=step, memory=SAVES_IN_MEMORY).wait()
+            farspan.save(folder, **kept, step=step, memory=SAVES_IN_MEMORY).wait()
             if rank == 0: open(f'{here}/memory', 'w').write(os.environ['FARSPAN_MEMORY'])
         if step == 6 and rank == 1 and times == 1: os.kill(os.getpid(), signal.SIGKILL)
         if step == 12: break
@@ -76,29 +85,66 @@ def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numb
 
 BEGUN = """
 has_torch = 'torch' in sys.modules
-import random, torch
+import random
 from farspan.launch.rank.notes import note_saving
 before = open(f'{here}/begun{rank}').read().splitlines() if times > 1 else []
 others = [line for line in before if os.path.exists(f'/proc/{line.split()[1]}')]
 with open(f'{here}/begun{rank}', 'a') as file:
-    print(times, os.getpid(), has_torch, len(others), random.random(), torch.rand(1).item(), file=file)
+    draws = [random.random()]
+    if rank == 0:
+        import torch
+        draws.append(torch.rand(1).item())
+    print(times, os.getpid(), has_torch, len(others), *draws, file=file)
 if rank == 0: note_saving(times)
-while times < 3 and not os.path.exists(f'{here}/logs/restart-{times}/rank1.log'): time.sleep(0.01)
+while times < NUM_STARTS and not os.path.exists(f'{here}/logs/restart-{times}/rank1.log'): time.sleep(0.01)
 """
 """What a start finds, and that it has saved; it goes on when the next one is being prepared."""
 
 
-def test_processes_that_are_kept_ready_run_the_script_when_it_is_their_turn_and_draw_as_those_of_any_start(job):
-    script = TIMES + BEGUN + READY.replace("ready{rank}", "ready{times}-{rank}") + "if times < 3: time.sleep(60)\n"
+@pytest.mark.parametrize("num_starts", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_processes_that_are_kept_ready_run_the_script_when_it_is_their_turn_and_draw_as_those_of_any_start(
+    job, num_starts
+):
+    script = TIMES + BEGUN + READY.replace("ready{rank}", "ready{times}-{rank}")
+    script = (script + "if times < NUM_STARTS: time.sleep(600)\n").replace("NUM_STARTS", str(num_starts))
     job.start(script, max_restarts=5, has_standby=True)
-    for start in (1, 2):
+    for start in range(1, num_starts):
         os.kill(job.pid(f"{start}-1"), signal.SIGKILL)
     code, _, err = job.end()
     assert code == 0, err
     begun = [line.split() for line in (job.folder / "begun0").read_text().splitlines()]
-    assert [line[0] for line in begun] == ["1", "2", "3"] and {line[3] for line in begun} == {"0"}
-    assert [line[2] for line in begun] == ["False", "True", "True"] and len({tuple(line[4:]) for line in begun}) == 1
-    assert (job.logs / "restart-2" / "rank1.log").exists() and not (job.logs / "restart-3").exists()
+    assert [line[0] for line in begun] == ["1", "2", "3"][:num_starts] and {line[3] for line in begun} == {"0"}
+    assert [line[2] for line in begun] == ["False", "True", "True"][:num_starts]
+    assert len(begun[0]) == 6 and len({tuple(line[4:]) for line in begun}) == 1
+    assert (job.logs / f"restart-{num_starts - 1}" / "rank1.log").exists()
+    assert not (job.logs / f"restart-{num_starts}").exists()
+
+
+def test_after_a_start_that_was_ready_the_next_one_is_made_ready(tmp_path, monkeypatch):
+    events, made, gates = queue.SimpleQueue(), [], []
+
+    def prepare(variables):
+        made.append(Mock(spec=Attempt))
+        gates.append(Path(variables[GATE_VARIABLE]))
+        return made[-1]
+
+    def save():
+        monkeypatch.setenv(SAVED_VARIABLE, saved)  # each start says it once
+        note_saving(1, str(tmp_path / "progress"))
+        events.get(timeout=TIMEOUT_S).action()
+
+    standby = Standby(events, prepare)
+    saved = standby.variables()[SAVED_VARIABLE]
+    assert standby.take() is None and not made
+    for number in range(2):
+        save()
+        save()  # one is ready already
+        assert len(made) == number + 1 and gates[number].is_fifo()
+        if number == 0:
+            assert standby.take() is made[0] and not gates[0].exists() and standby.take() is None
+    standby.close()
+    assert [each.start.call_count for each in made] == [1, 1]
+    assert [each.discard.call_count for each in made] == [0, 1] and not gates[1].parent.exists()
 
 
 def test_what_cannot_be_kept_ready_is_refused(job):

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.launcher import Job
+from tests.support.ranks import run_processes
 
 from farspan.cli.top.table import waited_for
 from farspan.launch.rank.status import RankStatus, StatusFile, read_statuses
 
 TRAINS = """
 import os, subprocess, sys
+for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # as under farspan run
+    os.environ[f"FARSPAN_{name}"] = os.environ.pop(name)
 import torch
 from torch import nn
 import farspan
@@ -92,10 +94,13 @@ def test_whom_the_others_wait_for(statuses: list[RankStatus], now_s: float, line
 
 
 def test_a_run_is_shown_from_inside(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    code, out, err = job.run(TRAINS, argv=[str(job.logs)])
-    assert code == 0, err
-    head, *rows = out.splitlines()
+    script = tmp_path / "script.py"
+    script.write_text(TRAINS)
+    variables = {"LAUNCHER": "run", "LOG_DIR": str(tmp_path), "STORE": str(tmp_path / "store"), "LOCAL_WORLD_SIZE": "2"}
+    environment = {f"FARSPAN_{name}": text for name, text in variables.items()}
+    first, second = run_processes(2, script, [str(tmp_path)], environment=environment)
+    assert first.code == second.code == 0, first.stderr
+    head, *rows = first.stdout.splitlines()
     assert head.split() == ["rank", "step", "steps/s", "micro-batches/s", "computes", "waits", "memory", "last", "step"]
     assert [row.split()[:2] for row in rows[:2]] == [["0", "3"], ["1", "3"]]
     assert "ended" not in rows[0] and rows[0].endswith("ago")
