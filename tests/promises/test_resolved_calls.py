@@ -246,6 +246,50 @@ def test_what_gave_the_same_twice_is_not_run_ahead_a_third_time() -> None:
     assert first > 0 and second > 0 and others == [0, 0, 0]
 
 
+def noting() -> tuple[nn.Module, list[float]]:
+    """Returns a model whose parts add what they compute to a list around their code, and may raise; and the list."""
+    noted: list[float] = []
+
+    class Notes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("calls", torch.zeros(()))
+            self.calls: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y = self.linear(x)
+            noted.append(y.max().item())
+            if noted[-1] > 100:
+                raise ValueError("too large")
+            return y
+
+    torch.manual_seed(0)
+    return nn.Sequential(*[Notes() for _ in range(3)]), noted
+
+
+def test_what_a_call_adds_to_a_list_for_its_data_every_rank_sees_once() -> None:
+    def program(model: Any, noted: list[float]) -> Any:
+        results: list[Any] = []
+        for factor in (1, 1000, 1, 1):
+            try:
+                loss = model(X * factor).square().mean()
+                loss.backward()
+                results.append(loss.item())
+            except ValueError as error:
+                results.append(str(error))
+            results.append(len(noted))
+        return results, noted, [item.tolist() for item in model.state_dict().values()]
+
+    with torch.random.fork_rng():
+        plain, *built = [noting() for _ in range(3)]
+    wanted = program(*plain)
+    assert "too large" in wanted[0]
+    for got in run_threads(2, lambda rank: program(farspan.distribute(built[rank][0]), built[rank][1])):
+        assert got == wanted
+
+
 class Cut(nn.Module):
     """Gives twice the same shape, and then another."""
 

@@ -3,12 +3,15 @@
 Backward hooks are torch's own way: an identity function before the module and one behind it, with hooks on these.
 
 torch's own hooks (weight norm, spectral norm) belong to the computation and run with it. A module below whose top
-somebody hooks a part is no longer called as one unit: its parts are, and the hook sees them.
+somebody hooks a part is no longer called as one unit: its parts are, and the hook sees them. So it is while there are
+hooks on all modules.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -20,18 +23,26 @@ from torch.utils.hooks import BackwardHook
 from farspan.call.leaf import Leaf
 from farspan.call.module_tables import has_user_hooks, is_of_torch
 from farspan.errors import RecordError
-from farspan.torch_private import are_all_modules_hooked, has_full_backward_hooks
+from farspan.torch_private import (
+    are_all_modules_hooked,
+    forward_hook_flags,
+    forward_hooks_of_all,
+    has_full_backward_hooks,
+)
 
 __all__ = [
     "call_with_user_hooks",
     "check_container",
     "is_called_in_parts",
+    "is_passed_over",
     "open_leaves",
     "without_user_hooks",
 ]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+_silent = threading.local()
+"""`modules`: ids of those that hooks on all modules pass over in this thread, for they have been called already."""
 
 
 def open_leaves(leaves: Iterable[Leaf]) -> None:
@@ -63,6 +74,8 @@ def check_container(module: nn.Module) -> None:
 def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
     """Run `modules` with the hooks that belong to the computation."""
     with contextlib.ExitStack() as stack:
+        if are_all_modules_hooked():
+            stack.enter_context(_passed_over(modules))
         for module in modules:
             if has_user_hooks(module):
                 stack.enter_context(_tables(module, _FORWARD, is_of_torch))
@@ -71,28 +84,35 @@ def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
         yield
 
 
+def is_passed_over(module: nn.Module) -> bool:
+    """Returns whether hooks on all modules have been called already for the call of `module` that is running."""
+    return id(module) in getattr(_silent, "modules", ())
+
+
 def call_with_user_hooks(
     module: nn.Module,
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call `forward` in the place of `module`'s, with the users' hooks around it."""
+    """Call `forward` in the place of `module`'s, with the users' hooks around it, those on all modules first."""
     called, result, around = set[int](), None, None
+    before, after = forward_hooks_of_all()
     try:
-        for key, hook in _users(module._forward_pre_hooks):
+        for key, hook in [*before.items(), *_users(module._forward_pre_hooks)]:
             args, kwargs = _before(module, hook, args, kwargs, key in module._forward_pre_hooks_with_kwargs)
         if has_full_backward_hooks(module):
             around = BackwardHook(module, module._get_backward_hooks()[0], module._get_backward_pre_hooks())
             args = around.setup_input_hook(args)
         result = forward(*args, **kwargs)
-        for key, hook in _users(module._forward_hooks):
+        for key, hook in [*after.items(), *_users(module._forward_hooks)]:
             called.add(key)
             changed = _after(module, key, hook, args, kwargs, result)
             result = result if changed is None else changed
     except Exception:
-        for key, hook in _users(module._forward_hooks):
-            if key in module._forward_hooks_always_called and key not in called:
+        for key, hook in [*after.items(), *_users(module._forward_hooks)]:
+            is_always = forward_hook_flags(key)[1] or key in module._forward_hooks_always_called
+            if is_always and key not in called:
                 try:
                     _after(module, key, hook, args, kwargs, result)
                 except Exception as error:
@@ -118,7 +138,7 @@ def _before(module: nn.Module, hook: Any, args: Any, kwargs: Any, is_with_kwargs
 
 
 def _after(module: nn.Module, key: int, hook: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    if key in module._forward_hooks_with_kwargs:
+    if key in module._forward_hooks_with_kwargs or forward_hook_flags(key)[0]:
         return hook(module, args, kwargs, result)
     return hook(module, args, result)
 
@@ -132,3 +152,29 @@ def _tables(module: nn.Module, names: tuple[str, ...], wanted: Callable[[Any], b
         yield
     finally:
         module.__dict__.update(before)
+
+
+@contextlib.contextmanager
+def _passed_over(modules: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Let hooks on all modules pass over `modules`, in the body and this thread: they have been called already."""
+    for table in forward_hooks_of_all():
+        for key, hook in [*table.items()]:
+            if not isinstance(hook, _Passing):
+                table[key] = _Passing(hook)
+    outer: frozenset[int] = getattr(_silent, "modules", frozenset())
+    _silent.modules = outer.union(map(id, modules))
+    try:
+        yield
+    finally:
+        _silent.modules = outer
+
+
+class _Passing:
+    """A hook on all modules that passes over some; its key in torch's table, by which it is removed, is the same."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, hook, updated=())
+        self._hook = hook
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        return None if is_passed_over(module) else self._hook(module, *given)

@@ -357,7 +357,7 @@ def install() -> None:
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     answer_as_plainly()
     watch_autocast_regions()
-    watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))
+    watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), module, hook))
     watch_checkpoints()
     compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]

@@ -52,6 +52,8 @@ from farspan.torch_private.files.serialization import address_of_storage as addr
 from farspan.torch_private.files.serialization import watch_saving as watch_saving
 from farspan.torch_private.flags import are_all_modules_hooked as are_all_modules_hooked
 from farspan.torch_private.flags import call_container as call_container
+from farspan.torch_private.flags import forward_hook_flags as forward_hook_flags
+from farspan.torch_private.flags import forward_hooks_of_all as forward_hooks_of_all
 from farspan.torch_private.flags import has_full_backward_hooks as has_full_backward_hooks
 from farspan.torch_private.flags import is_compiled_wrapper as is_compiled_wrapper
 from farspan.torch_private.mode_stack import disabled_torch_function as disabled_torch_function

@@ -23,6 +23,8 @@ __all__ = [
     "DeviceContext",
     "default_device",
     "dispatch_modes",
+    "forward_hook_flags",
+    "forward_hooks_of_all",
     "function_modes",
     "hooks_on_what_is_saved",
     "is_called_plainly",
@@ -119,6 +121,8 @@ def is_called_plainly(recorder: Any) -> bool:
         _len_torch_function_stack() == 1
         and not _modules._global_backward_hooks
         and not _modules._global_backward_pre_hooks
+        and not _modules._global_forward_hooks
+        and not _modules._global_forward_pre_hooks
         and not parametrize._cache_enabled
         and not _len_torch_dispatch_stack()
         and forward_ad._current_level < 0
@@ -159,12 +163,26 @@ def is_compiled_wrapper(module: torch.nn.Module) -> bool:
 
 
 def are_all_modules_hooked() -> bool:
-    """Returns whether there are full backward hooks on all modules."""
-    has_full = bool(_modules._global_backward_hooks) and _modules._global_is_full_backward_hook is True
-    return has_full or bool(_modules._global_backward_pre_hooks)
+    """Returns whether there are hooks on all modules: full backward hooks, or forward hooks."""
+    return _have_all_full_backward_hooks() or bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks)
 
 
 def has_full_backward_hooks(module: torch.nn.Module) -> bool:
     """Returns whether `module` has hooks on the gradients of its inputs and outputs, those of all modules included."""
     has_full = bool(module._backward_hooks) and module._is_full_backward_hook is not False
-    return has_full or bool(module._backward_pre_hooks) or are_all_modules_hooked()
+    return has_full or bool(module._backward_pre_hooks) or _have_all_full_backward_hooks()
+
+
+def _have_all_full_backward_hooks() -> bool:
+    has_full = bool(_modules._global_backward_hooks) and _modules._global_is_full_backward_hook is True
+    return has_full or bool(_modules._global_backward_pre_hooks)
+
+
+def forward_hooks_of_all() -> tuple[dict[int, Any], dict[int, Any]]:
+    """Returns torch's own tables of the hooks before and after the forward of all modules."""
+    return _modules._global_forward_pre_hooks, _modules._global_forward_hooks
+
+
+def forward_hook_flags(key: int) -> tuple[bool, bool]:
+    """Returns of a hook after the forward of all modules whether it takes keyword arguments, and is always called."""
+    return key in _modules._global_forward_hooks_with_kwargs, key in _modules._global_forward_hooks_always_called

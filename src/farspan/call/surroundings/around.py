@@ -42,6 +42,7 @@ from farspan.call.surroundings.code import (
     names_read,
     texts_in,
 )
+from farspan.errors import FarspanError
 
 __all__ = ["AroundError", "Surroundings", "nothing_changed_around"]
 
@@ -71,17 +72,20 @@ def nothing_changed_around(modules: Sequence[nn.Module], *, must_copy: bool = Tr
         must_copy: Whether the body must not move on objects whose state cannot be looked into.
 
     Raises:
-        AroundError: Something has changed.
+        AroundError: Something has changed, by then too if the body has raised another exception than farspan's own.
         LeakError: An object whose state cannot be looked into (a generator of `random`) has been moved on.
     """
     places = [(place, name, _now(place, name)) for place, name in _places_of(code_of(modules))]
     before = [(place, name, item) for place, name, item in places if not isinstance(item, _ENDS)]
     state = State(item for _, _, item in before)
-    names: list[str] = []
     try:
         with copies_of_hidden(hidden_in([_Variables(before)], state.holders, must_copy=must_copy)):
             yield
-    finally:
+    except BaseException as error:
+        names = _undo(before, state)
+        if not names or isinstance(error, FarspanError) or not isinstance(error, Exception):
+            raise
+    else:
         names = _undo(before, state)
     if names:
         raise AroundError(f"it changes {' and '.join(dict.fromkeys(names))} outside the module")

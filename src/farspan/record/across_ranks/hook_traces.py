@@ -16,6 +16,7 @@ from torch import nn
 
 from farspan.call.side_effects.reachable import State, is_same
 from farspan.call.surroundings.code import content_of, globals_of
+from farspan.call.user_hooks import is_passed_over
 from farspan.errors import RecordError
 from farspan.torch_private import is_hook_of_all_modules
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["watched"]
 
 
-def watched(recorder: Recording | None, hook: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Returns a backward hook as a module calls it that belongs to `recorder`; None if it has been called elsewhere.
+def watched(recorder: Recording | None, module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Returns a backward hook as `module`, which belongs to `recorder`, calls it; None if it has been called elsewhere.
 
-    Full ones on all modules have been registered on what was recorded. What others do at the owner must not be missed
-    on other ranks.
+    Full ones on all modules have been registered on what was recorded, also where such a call goes on in parts. What
+    others do at the owner must not be missed on other ranks.
     """
     if recorder is None or recorder.is_recording:
-        return hook
+        return None if is_passed_over(module) and is_hook_of_all_modules(hook) else hook
     if is_hook_of_all_modules(hook):
         return None
     return _without_trace(hook) if recorder.engine.num_ranks > 1 else hook

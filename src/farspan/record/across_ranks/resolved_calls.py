@@ -20,6 +20,7 @@ from farspan.call.pytree.template import rebuild
 from farspan.call.side_effects.attributes import attributes_with_tensors, holds_hidden
 from farspan.call.side_effects.hidden import generators_held
 from farspan.call.side_effects.registered import Registered
+from farspan.call.surroundings.around import nothing_changed_around
 from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.call.wire.structure import entry_from_json, entry_to_json
 from farspan.errors import FarspanError, RecordError
@@ -106,7 +107,9 @@ def resolve(
     if call.raised is not None:
         raise call.raised
     if not answers:
-        raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
+        raise LeakError(
+            f"{unknown.name} names a place inside, uses a parameter of another module, or changes what is outside of it"
+        )
     return answers[0]
 
 
@@ -224,7 +227,8 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
 
 @contextlib.contextmanager
 def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterator[None]:
-    """Run a call of a leaf in the body, and see to it that its modules' parameters and parts stay what they are.
+    """Run a call of a leaf in the body, and see to it that its modules' parameters and parts stay what they are, and in
+    a first run what is around their code: lists and counters among globals and class attributes, which all ranks have.
 
     A run on fakes has seen to it, but for what depends on data.
 
@@ -242,7 +246,8 @@ def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterato
         return
     own = {*map(id, copies), *(id(item.tensor) for item in call.target.buffers)}
     registered = Registered(call.target.modules, call.entry.name, own)
-    yield
+    with nothing_changed_around(call.target.modules) if is_new else contextlib.nullcontext():
+        yield
     try:
         registered.check()
     except LeakError as error:
