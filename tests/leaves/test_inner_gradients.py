@@ -111,6 +111,31 @@ def test_same_while_a_state_dictionary_is_kept() -> None:
     assert_same_as_plainly(lambda: Model(Score), program, 1)
 
 
+class Ensemble(nn.Module):
+    """A container of which parameters, and nothing that is recorded, go to torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(0.1 * torch.randn(3, 8, 8)) for _ in range(2))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def member(first: Tensor, second: Tensor) -> Tensor:
+            return torch.tanh(x @ first) @ second
+
+        return self.head(vmap(member)(self.first, self.second).mean(0))
+
+
+class Slope(Ensemble):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x @ grad(lambda weights: (x @ weights).square().mean())(self.second).sum(0))
+
+
+@pytest.mark.parametrize("build", [Ensemble, Slope])
+def test_parameters_alone_may_go_to_torch_func(build: type[nn.Module]) -> None:
+    assert_same_as_plainly(build, train, 2, plan={"first": "rank:0", "second": "rank:1", "head": "rank:0"})
+
+
 class Normed(nn.Module):
     """A container that transforms what its parts give, and cannot become one unit: a part has running statistics."""
 

@@ -18,7 +18,7 @@ from farspan.call.naming import find_where, format_where
 from farspan.call.user_hooks import is_called_in_parts
 from farspan.errors import RecordError
 from farspan.record.tensor import LazyTensor
-from farspan.torch_private import is_caching_parametrizations, without_modes_of
+from farspan.torch_private import is_caching_parametrizations, show_ways_into_func, without_modes_of
 from farspan.torch_private.flags import (
     DeviceContext,
     dispatch_modes,
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
 __all__ = [
-    "answer_as_plainly",
     "check_around",
     "check_cached",
+    "install_around",
     "is_clear_around",
     "is_seen_inside",
     "refuse_trace",
@@ -120,12 +120,14 @@ def check_around() -> None:
 _original_has = torch.overrides.has_torch_function
 
 
-def answer_as_plainly() -> None:
-    """Let modules find what they find in the plain program where they ask whether their tensors have overrides.
+def install_around() -> None:
+    """Let the ways into `torch.func` be seen, by which parameters may go to it before any recorded tensor does; and let
+    modules find what they find in the plain program where they ask whether their tensors have overrides.
 
     Attention and `nn.TransformerEncoder` take a way of their own in evaluation where nothing has any: that gives other
     last bits, and zeros where the text is padded.
     """
+    show_ways_into_func()
     torch.overrides.has_torch_function = _has_torch_function
 
 

@@ -25,7 +25,7 @@ from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import CHANGES_GRADIENT_FLOW, METADATA_OF_ONE, PASS_THROUGH, SHOWS
 from farspan.call.user_hooks import call_with_user_hooks, check_container, open_leaves
 from farspan.record.across_ranks.hook_traces import watched
-from farspan.record.around_calls import answer_as_plainly, check_around, check_cached, is_seen_inside, refuse_trace
+from farspan.record.around_calls import check_around, check_cached, install_around, is_seen_inside, refuse_trace
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
@@ -355,7 +355,7 @@ def install() -> None:
     install_apply()
     install_watch_on_fakes()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
-    answer_as_plainly()
+    install_around()
     watch_autocast_regions()
     watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), module, hook))
     watch_checkpoints()

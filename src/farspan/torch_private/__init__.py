@@ -70,6 +70,7 @@ from farspan.torch_private.operations.data_access import PAST_OPERATIONS as PAST
 from farspan.torch_private.operations.data_access import WITHOUT_DATA as WITHOUT_DATA
 from farspan.torch_private.operations.data_access import chooses_by_modes as chooses_by_modes
 from farspan.torch_private.operations.data_access import show_hidden as show_hidden
+from farspan.torch_private.operations.data_access import show_ways_into_func as show_ways_into_func
 from farspan.torch_private.operations.forms import Form as Form
 from farspan.torch_private.operations.forms import PlainMode as PlainMode
 from farspan.torch_private.operations.forms import form_of as form_of
@@ -198,6 +199,7 @@ __all__ = [
     "history_of",
     "shape_at",
     "show_hidden",
+    "show_ways_into_func",
     "with_history",
     "storage_at",
     "silent_fakes",

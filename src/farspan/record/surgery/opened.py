@@ -24,7 +24,8 @@ def call_parts(recorder: Recording, target: Target, given: tuple[Any, ...], reas
         RecordError: It is no module.
     """
     if type(target) is not Leaf:
-        recorder.refuse(f"{name_of(target)} cannot run as one call: {reason}", hint="name the place around the call")
+        what = f"{name_of(target)} cannot run as one call: {reason.rstrip('.')}"
+        recorder.refuse(what, hint="name the place around the call")
     target.is_open = True
     recorder.frame.take_back(target.key, is_apart=recorder.is_evaluation(target.module))
     with without_user_hooks(target.module):  # which run around this call, if there are any

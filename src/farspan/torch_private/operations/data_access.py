@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch._functorch.eager_transforms
 import torch._functorch.vmap
+import torch.overrides
 import torch.utils.dlpack
-from torch.overrides import wrap_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["NEW_PARAMETER", "PAST_OPERATIONS", "WITHOUT_DATA", "chooses_by_modes", "show_hidden"]
+__all__ = ["NEW_PARAMETER", "PAST_OPERATIONS", "WITHOUT_DATA", "chooses_by_modes", "show_hidden", "show_ways_into_func"]
 
 _Tensor: Any = torch.Tensor
 NEW_PARAMETER: Any = torch.nn.Parameter.__new__
@@ -22,27 +24,42 @@ def _methods(*names: str) -> list[Any]:
 
 
 def _shown(function: Any) -> Any:
-    return wrap_torch_function(lambda tensor, *_, **__: (tensor,))(function)
+    """Returns `function`, seen by function modes and subclasses: with parameters alone, where torch is answered that
+    what is recorded has none.
+    """
+
+    @functools.wraps(function)
+    def shown(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        has = has_torch_function if isinstance(tensor, torch.nn.Parameter) else torch.overrides.has_torch_function
+        if has((tensor,)):
+            return handle_torch_function(shown, (tensor,), tensor, *args, **kwargs)
+        return function(tensor, *args, **kwargs)
+
+    return shown
 
 
 _to_dlpack = _shown(torch.utils.dlpack.to_dlpack)
-_HIDDEN = (
-    (torch, "to_dlpack", _to_dlpack),
-    (torch.utils.dlpack, "to_dlpack", _to_dlpack),
-    *(
-        (module, name, _shown(getattr(module, name)))
-        for module, name in (
-            (torch._functorch.vmap, "_add_batch_dim"),
-            (torch._functorch.eager_transforms, "_wrap_for_grad"),
-            (torch._functorch.eager_transforms, "_wrap_functional_tensor"),
-        )
-    ),
+_EXPORTS = ((torch, "to_dlpack", _to_dlpack), (torch.utils.dlpack, "to_dlpack", _to_dlpack))
+_INTO_FUNC = tuple(
+    (module, name, _shown(getattr(module, name)))
+    for module, name in (
+        (torch._functorch.vmap, "_add_batch_dim"),
+        (torch._functorch.eager_transforms, "_wrap_for_grad"),
+        (torch._functorch.eager_transforms, "_wrap_functional_tensor"),
+    )
 )
 
 
 def show_hidden() -> None:
     """Let function modes and subclasses see what torch hides from them: exports, and the ways into `torch.func`."""
-    for module, name, function in _HIDDEN:
+    for module, name, function in _EXPORTS:
+        setattr(module, name, function)
+    show_ways_into_func()
+
+
+def show_ways_into_func() -> None:
+    """Let function modes and subclasses see what goes into `torch.func`."""
+    for module, name, function in _INTO_FUNC:
         setattr(module, name, function)
 
 
