@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.support.warm import servers
 
 # Most tests are about what is recorded, also in one process; tests/alone is about one that records nothing.
 os.environ["FARSPAN_RECORD"] = "1"
@@ -44,6 +46,17 @@ settings.load_profile("steady")
 
 _LONGEST = ("test_coverage", "test_parity", "test_remat_processes", "test_wrong_use", "test_generation", "test_modes")
 """Files that take a minute and more: they begin first, so that none is left over for one worker at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist uses the servers of the process that starts the workers."""
+    servers.use(getattr(config, "workerinput", {}).get("servers", []))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist is about to start a worker."""
+    node.workerinput["servers"] = servers.open_to_others()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

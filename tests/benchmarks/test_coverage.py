@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.ranks import run_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = [
@@ -20,10 +19,8 @@ KINDS = [
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/coverage/run.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=880
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    (done,) = run_processes(1, ROOT / "benchmarks" / "coverage" / "run.py", words, timeout_s=880.0)
+    assert done.code == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 @pytest.mark.timeout(900)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.ranks import run_processes
+
 PROGRAM = """
 import json
 from benchmarks.record_overhead.run import World
@@ -16,7 +15,8 @@ print(json.dumps([len(world.record(3)), len(world.build(2))]))
 """
 
 
-def test_a_rank_records_and_makes_programs_without_its_peers() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_a_rank_records_and_makes_programs_without_its_peers(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(PROGRAM)
+    (done,) = run_processes(1, program)
+    assert done.code == 0, done.stderr[-4000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [3, 2]

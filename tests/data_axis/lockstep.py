@@ -18,7 +18,7 @@ from torch import nn
 
 import farspan
 
-__all__ = ["Found", "GroupCase", "difference", "in_groups", "in_one_process"]
+__all__ = ["Found", "GroupCase", "as_numbers", "difference", "in_groups", "in_one_process"]
 
 Found = dict[str, Any]
 """Tensors and numbers, by name."""
@@ -66,6 +66,11 @@ def in_groups(case: GroupCase, num_groups: int, shard: str | None = None) -> Fou
     found = {name: item.item() if isinstance(item, torch.Tensor) else item for name, item in found.items()}
     found.update({name: item.clone() for name, item in _state_of(model).items()})
     return found
+
+
+def as_numbers(found: Found) -> Found:
+    """The same without tensors, for JSON."""
+    return {name: item.tolist() if isinstance(item, torch.Tensor) else item for name, item in found.items()}
 
 
 def len_of_group(num_groups: int) -> int:

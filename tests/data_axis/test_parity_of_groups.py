@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
+import torch
+from tests.data_axis.lockstep import Found, as_numbers, in_one_process
 from tests.data_axis.train_in_groups import CASES
 from tests.support.ranks import run_processes
 
@@ -20,12 +23,21 @@ _RUNS = [
 """All cases with groups of two ranks, some with groups of one."""
 
 
+@functools.cache
+def found_in_one_process(name: str) -> list[Found]:
+    """What each of two groups finds; the ranks need not find it again."""
+    with torch.random.fork_rng():
+        return [as_numbers(found) for found in in_one_process(CASES[name], 2)]
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "names"), _RUNS, ids=lambda item: str(item) if item in (2, 4) else "-".join(item)
 )
-def test_same_numbers_as_one_process_that_averages(num_ranks: int, names: list[str]) -> None:
+def test_same_numbers_as_one_process_that_averages(num_ranks: int, names: list[str], tmp_path: Path) -> None:
     """Losses, norms and weights, of all groups."""
-    finished = run_processes(num_ranks, PROGRAM, ["2", *names])
+    wanted = tmp_path / "wanted.json"
+    wanted.write_text(json.dumps({name: found_in_one_process(name) for name in names}))
+    finished = run_processes(num_ranks, PROGRAM, ["2", *names], environment={"IN_ONE_PROCESS": str(wanted)})
     assert [process.stderr for process in finished if process.code] == []
     for process in finished:
         differences = json.loads(process.stdout.splitlines()[-1])["differences"]

@@ -1,13 +1,15 @@
 """A script that every rank runs: `train_in_groups.py "NUM_GROUPS [SHARD]" CASE...`; it prints differences by case, as
-JSON."""
+JSON. The variable IN_ONE_PROCESS may name a file of what `as_numbers` gave of one process, which saves finding it."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -387,8 +389,10 @@ CASES = {
 def main(num_groups: int, shard: str | None, names: list[str]) -> None:
     differences: dict[str, float] = {}
     digest = hashlib.sha256()
+    path = os.environ.get("IN_ONE_PROCESS")
+    known = json.loads(Path(path).read_text()) if path else {}
     for name in names:
-        wanted = in_one_process(CASES[name], num_groups)
+        wanted = known[name] if known else in_one_process(CASES[name], num_groups)
         found = in_groups(CASES[name], num_groups, shard)
         differences[name] = difference(found, wanted[farspan.data_rank()])
         digest.update(repr([item.tolist() if isinstance(item, Tensor) else item for item in found.values()]).encode())

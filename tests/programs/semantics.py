@@ -1,4 +1,4 @@
-"""One rank: runs programs plainly and distributed, and prints in what they differ, by name.
+"""One rank: runs programs distributed, some of them plainly too, and prints what they give, by name.
 
 python semantics.py silent_failures
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 import farspan
 
-__all__: list[str] = []
+__all__ = ["GROUPS", "differing"]
 
 _generator = torch.Generator().manual_seed(11)
 X = torch.randn(6, 8, generator=_generator)
@@ -347,11 +348,19 @@ def compiled_in_place_after_distribute(model: Any) -> Any:
     return trained_and_evaluated(compiled_in_place(model))
 
 
-def difference(name: str, build: Callable[[], nn.Module], run: Callable[[Any], Any]) -> str:
-    """In words, how the distributed program differs from the plain one; "" if it does not."""
+@program("compiled", Blocks)
+def another_model_is_compiled(model: Any) -> Any:
+    """It has functions that the program has not called before, and one that draws."""
+    teacher = compiled(nn.Sequential(nn.Linear(8, 8), nn.ELU(), nn.Dropout(0.5), nn.Linear(8, 5)))
+    losses = [F.mse_loss(model(X), teacher(X)).item() for _ in range(2)]
+    return losses, num_compiled > 0, torch.rand(2).tolist()
+
+
+def results(build: Callable[[], nn.Module], run: Callable[[Any], Any], *, with_plain: bool) -> list[str]:
+    """What the program gives when it is distributed, before that what the plain one gives."""
     global num_compiled
     found = []
-    for distribute in (lambda model: model, farspan.distribute):
+    for distribute in (lambda model: model, farspan.distribute)[not with_plain :]:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
@@ -360,12 +369,34 @@ def difference(name: str, build: Callable[[], nn.Module], run: Callable[[Any], A
             torch.compiler.reset()  # it compiles the code of one class a few times only
         model = copy.deepcopy(build())
         found.append(json.dumps(run(distribute(model))))
-    if found[0] == found[1]:
+    return found
+
+
+def differing(found: Sequence[Mapping[str, list[str]]], name: str) -> list[str]:
+    """In words, how the distributed program differs from the plain one on each rank; "" where it does not.
+
+    Args:
+        found: What each rank has printed; one of them has run the plain program.
+        name: Of the program.
+    """
+    (plain,) = [each[name][0] for each in found if len(each[name]) == 2]
+    return [_in_words(plain, each[name][-1]) for each in found]
+
+
+def _in_words(plain: str, other: str) -> str:
+    if plain == other:
         return ""
-    at = next(i for i, (a, b) in enumerate(zip(*found, strict=False)) if a != b)
-    return f"{name}: ...{found[0][max(0, at - 30) : at + 40]}... plainly, ...{found[1][max(0, at - 30) : at + 40]}..."
+    at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+    return f"...{plain[max(0, at - 30) : at + 40]}... plainly, ...{other[max(0, at - 30) : at + 40]}..."
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps({name: difference(name, *parts) for name, parts in GROUPS[sys.argv[1]].items()}))
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    programs = GROUPS[sys.argv[1]].items()
+    turns = [number % num_ranks == rank for number in range(len(programs))]  # what is plain is the same everywhere
+    print(
+        json.dumps(
+            {name: results(*parts, with_plain=turn) for turn, (name, parts) in zip(turns, programs, strict=True)}
+        )
+    )

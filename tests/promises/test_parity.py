@@ -14,10 +14,10 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
 
 _SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
-_SMALL = ("mlp", "siamese")
 _LONG = ("varying_sizes",)
-_OFTEN = {1: _SEVERAL, 2: tuple(CASES), 3: _SEVERAL, 4: _SMALL}
+_OFTEN = {1: ("mlp", "gpt_tied"), 2: tuple(CASES), 3: ("mlp", "unet"), 4: ("siamese",)}
 """What runs for every submission, as threads; all of it does in the slow tier, as processes too."""
+_OFTEN_UNDER = {"1f1b": ("mlp", "gpt_tied"), "gpipe": ("unet", "siamese")}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,11 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
     ("name", "schedule"),
     [
         *(pytest.param(name, "zero-bubble", marks=pytest.mark.slow if name in _LONG else ()) for name in CASES),
-        *((name, kind) for kind in ("1f1b", "gpipe") for name in _SEVERAL),
+        *(
+            pytest.param(name, kind, marks=() if name in often else pytest.mark.slow)
+            for kind, often in _OFTEN_UNDER.items()
+            for name in _SEVERAL
+        ),
     ],
 )
 def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
@@ -65,9 +69,8 @@ def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
     ("num_processes", "names"),
     [
         (1, ["gpt_tied"]),
-        (2, list(_SEVERAL)),
-        (3, list(_SEVERAL)),
-        pytest.param(4, list(_SEVERAL), marks=pytest.mark.slow),
+        (2, ["gpt_tied", "siamese"]),
+        (3, ["mlp", "unet"]),
         *(pytest.param(number, list(CASES), marks=pytest.mark.slow) for number in (1, 2, 3, 4)),
     ],
 )

@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.warm.commands import farspan_run
+
 import farspan
 
 __all__ = ["LAUNCH", "READY", "SOURCE", "TIMEOUT_S", "Job", "is_running", "keep_going", "wait_until"]
@@ -103,12 +105,4 @@ def keep_going(
     folder: Path, num_ranks: int, script: Sequence[str], options: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script under `farspan run --keep-going`, with its logs in the folder; returns how it ended."""
-    command = [sys.executable, "-m", "farspan", "run", "-n", str(num_ranks), "--keep-going", *options]
-    return subprocess.run(
-        [*command, "--log-dir", f"{folder}/logs", *script],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-    )
+    return farspan_run(["-n", str(num_ranks), "--keep-going", *options, "--log-dir", f"{folder}/logs", *script])

@@ -12,8 +12,6 @@ import atexit
 import contextlib
 import functools
 import json
-import multiprocessing
-import multiprocessing.forkserver as forkserver
 import os
 import runpy
 import secrets
@@ -31,6 +29,7 @@ from typing import Any
 import torch
 from tests.comm.local import LocalNetwork, LocalTransport
 from tests.support.side import connect, open_hubs
+from tests.support.warm.servers import NUM_SERVERS, start, wait_for_servers
 
 from farspan.control.channel import SideChannel
 from farspan.errors import RemoteError
@@ -39,16 +38,10 @@ from farspan.execute.process.world import use_engine
 from farspan.record.intercept import activate, install
 from farspan.record.recorder import Recorder
 
-__all__ = ["Finished", "differences", "free_port", "run_processes", "run_threads"]
+__all__ = ["SOURCES", "Finished", "differences", "ended", "free_port", "outputs", "run_processes", "run_threads"]
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 ROOT = str(Path(__file__).resolve().parents[2])
-
-_context = multiprocessing.get_context("forkserver")
-_PRELOADED = ["farspan.api", "torch._dynamo", "torch.distributed.fsdp"]  # and what they import
-_NUM_SERVERS = 3
-_starting = threading.Lock()
-"""Held by whoever has exchanged multiprocessing's only server for another one, or the environment."""
 
 
 def run_threads(
@@ -154,7 +147,7 @@ def _run_processes(
     stops: int | None,
     folder: Path,
 ) -> list[Finished]:
-    _wait_for_servers(min(num_ranks, _NUM_SERVERS))
+    wait_for_servers(min(num_ranks, NUM_SERVERS))
     port = free_port()
     processes: list[ForkServerProcess] = []
     began = time.monotonic()
@@ -171,9 +164,9 @@ def _run_processes(
             "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]),
             **environment,
         }
-        out, err = _outputs(folder, rank)
+        out, err = outputs(folder, rank)
         words = [str(script), *arguments]
-        processes.append(_start(rank % _NUM_SERVERS, _main, words, variables, str(out), str(err)))
+        processes.append(start(rank % NUM_SERVERS, _main, words, variables, str(out), str(err)))
     finished: list[Finished | None] = [None] * num_ranks
 
     def collect(rank: int) -> None:
@@ -188,7 +181,7 @@ def _run_processes(
             process.kill()
             process.join()
         duration_s = time.monotonic() - began
-        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in _outputs(folder, rank))
+        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in outputs(folder, rank))
         err += f"\n[test: killed after {timeout_s} s]" if is_late else ""
         finished[rank] = Finished(code=process.exitcode or 0, stdout=out, stderr=err, duration_s=duration_s)
 
@@ -200,48 +193,8 @@ def _run_processes(
     return [item for item in finished if item is not None]
 
 
-@functools.cache
-def _server_of(number: int) -> forkserver.ForkServer:
-    """A server whose children have a hash seed that no other server's children have."""
-    server = forkserver.ForkServer()
-    server.set_forkserver_preload(_PRELOADED)
-    kept = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = str(number + 1)
-    try:
-        server.ensure_running()
-    finally:
-        del os.environ["PYTHONHASHSEED"]
-        if kept is not None:
-            os.environ["PYTHONHASHSEED"] = kept
-    return server
-
-
-def _outputs(folder: Path, rank: int) -> tuple[Path, Path]:
+def outputs(folder: Path, rank: int) -> tuple[Path, Path]:
     return folder / f"{rank}.out", folder / f"{rank}.err"
-
-
-@functools.cache
-def _wait_for_servers(number: int) -> None:
-    """Until so many servers have imported all: no rank's time runs while the server of another one still does."""
-    for process in [_start(server, _nothing) for server in range(number)]:
-        process.join()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _start(server: int, target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """Call `target` in a process of a server's."""
-    process = _context.Process(target=target, args=arguments)
-    with _starting:
-        usual = forkserver.connect_to_new_process
-        forkserver.connect_to_new_process = _server_of(server).connect_to_new_process
-        try:
-            process.start()
-        finally:
-            forkserver.connect_to_new_process = usual
-    return process
 
 
 def _main(words: list[str], environment: Mapping[str, str], stdout: str, stderr: str) -> None:
@@ -253,10 +206,10 @@ def _main(words: list[str], environment: Mapping[str, str], stdout: str, stderr:
     os.environ.update(environment)
     sys.argv[:] = words
     sys.path.insert(0, os.path.dirname(words[0]))
-    os._exit(_ended(words[0]))
+    os._exit(ended(words[0]))
 
 
-def _ended(script: str) -> int:
+def ended(script: str) -> int:
     """Run the script to its end and the interpreter's; the exit code."""
     code: Any = 0
     try:
@@ -277,8 +230,8 @@ def _ended(script: str) -> int:
 
 
 @functools.cache
-def differences(script: str, group: str, num_processes: int, *, is_measured: bool = True) -> list[dict[str, str]]:
-    """What each rank finds different from the plain program, by name: the last line that `script group` prints.
+def differences(script: str, group: str, num_processes: int, *, is_measured: bool = True) -> list[dict[str, Any]]:
+    """What each rank finds, by name (different from the plain program, say): the last line that `script group` prints.
 
     Args:
         script: Of tests/programs.
