@@ -8,9 +8,11 @@ they yield. What it puts into `found` is compared.
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import nn
 
 import farspan
 
-__all__ = ["Found", "GroupCase", "as_numbers", "difference", "in_groups", "in_one_process"]
+__all__ = ["Found", "GroupCase", "as_numbers", "difference", "in_groups", "in_one_process", "known_or_in_one_process"]
 
 Found = dict[str, Any]
 """Tensors and numbers, by name."""
@@ -51,6 +53,12 @@ def in_one_process(case: GroupCase, num_groups: int) -> list[Found]:
     for group, model in enumerate(models):
         found[group].update(_state_of(model))
     return found
+
+
+def known_or_in_one_process(name: str, case: GroupCase, num_groups: int) -> list[Found]:
+    """The same, from the file that the variable IN_ONE_PROCESS names, where there is one."""
+    path = os.environ.get("IN_ONE_PROCESS")
+    return json.loads(Path(path).read_text())[name] if path else in_one_process(case, num_groups)
 
 
 def in_groups(case: GroupCase, num_groups: int, shard: str | None = None) -> Found:

@@ -6,15 +6,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.data_axis.lockstep import Found, GroupCase, difference, in_groups, in_one_process
+from tests.data_axis.lockstep import Found, GroupCase, difference, in_groups, known_or_in_one_process
 from torch import Tensor, nn
 
 import farspan
@@ -389,10 +387,8 @@ CASES = {
 def main(num_groups: int, shard: str | None, names: list[str]) -> None:
     differences: dict[str, float] = {}
     digest = hashlib.sha256()
-    path = os.environ.get("IN_ONE_PROCESS")
-    known = json.loads(Path(path).read_text()) if path else {}
     for name in names:
-        wanted = known[name] if known else in_one_process(CASES[name], num_groups)
+        wanted = known_or_in_one_process(name, CASES[name], num_groups)
         found = in_groups(CASES[name], num_groups, shard)
         differences[name] = difference(found, wanted[farspan.data_rank()])
         digest.update(repr([item.tolist() if isinstance(item, Tensor) else item for item in found.values()]).encode())

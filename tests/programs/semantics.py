@@ -10,7 +10,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import farspan
 
-__all__ = ["GROUPS", "differing"]
+__all__ = ["GROUPS"]
 
 _generator = torch.Generator().manual_seed(11)
 X = torch.randn(6, 8, generator=_generator)
@@ -370,24 +370,6 @@ def results(build: Callable[[], nn.Module], run: Callable[[Any], Any], *, with_p
         model = copy.deepcopy(build())
         found.append(json.dumps(run(distribute(model))))
     return found
-
-
-def differing(found: Sequence[Mapping[str, list[str]]], name: str) -> list[str]:
-    """In words, how the distributed program differs from the plain one on each rank; "" where it does not.
-
-    Args:
-        found: What each rank has printed; one of them has run the plain program.
-        name: Of the program.
-    """
-    (plain,) = [each[name][0] for each in found if len(each[name]) == 2]
-    return [_in_words(plain, each[name][-1]) for each in found]
-
-
-def _in_words(plain: str, other: str) -> str:
-    if plain == other:
-        return ""
-    at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
-    return f"...{plain[max(0, at - 30) : at + 40]}... plainly, ...{other[max(0, at - 30) : at + 40]}..."
 
 
 if __name__ == "__main__":

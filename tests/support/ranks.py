@@ -38,7 +38,17 @@ from farspan.execute.process.world import use_engine
 from farspan.record.intercept import activate, install
 from farspan.record.recorder import Recorder
 
-__all__ = ["SOURCES", "Finished", "differences", "ended", "free_port", "outputs", "run_processes", "run_threads"]
+__all__ = [
+    "SOURCES",
+    "Finished",
+    "differences",
+    "differing",
+    "ended",
+    "free_port",
+    "outputs",
+    "run_processes",
+    "run_threads",
+]
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -243,3 +253,21 @@ def differences(script: str, group: str, num_processes: int, *, is_measured: boo
     finished = run_processes(num_processes, script, [group], timeout_s=240.0, environment=environment)
     assert [process.stderr for process in finished if process.code] == []
     return [json.loads(process.stdout.splitlines()[-1]) for process in finished]
+
+
+def differing(found: Sequence[Mapping[str, list[str]]], name: str) -> list[str]:
+    """In words, how the distributed program differs from the plain one on each rank; "" where it does not.
+
+    Args:
+        found: What each rank has printed; one of them has run the plain program.
+        name: Of the program.
+    """
+    (plain,) = [each[name][0] for each in found if len(each[name]) == 2]
+    return [_in_words(plain, each[name][-1]) for each in found]
+
+
+def _in_words(plain: str, other: str) -> str:
+    if plain == other:
+        return ""
+    at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+    return f"...{plain[max(0, at - 30) : at + 40]}... plainly, ...{other[max(0, at - 30) : at + 40]}..."

@@ -127,12 +127,10 @@ class Intercept(TorchFunctionMode):
 
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recording) -> Any:
-    """Run a function on tensors that are not recorded."""
+    """Run a function on tensors that are not recorded. What torch.compile traces draws when it runs."""
     recorder.held_objects.before_write(func, args, kwargs)
-    if torch.compiler.is_compiling():
-        return func(*args, **kwargs)  # what is compiled draws when it runs
     if recorder.draws.is_plain:
-        if may_draw(func) and not has_own_generator(kwargs):
+        if not torch.compiler.is_compiling() and may_draw(func) and not has_own_generator(kwargs):
             if func in DRAWS and recorder.frame is recorder.root:
                 recorder.noted_draws.note(func)
             return recorder.draws.now(func, args, kwargs)

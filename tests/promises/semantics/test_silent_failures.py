@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from tests.programs import semantics
-from tests.support.ranks import differences
+from tests.support.ranks import differences, differing
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", semantics.GROUPS["silent_failures"])
 def test_silent_failure(name: str, num_processes: int) -> None:
     found = differences(semantics.__file__, "silent_failures", num_processes)
-    assert semantics.differing(found, name) == [""] * num_processes
+    assert differing(found, name) == [""] * num_processes
