@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from farspan.launch.forked.launch import launch as launch  # in the place of the room of this name
 from farspan.launch.rank.absent import watch_end
-from farspan.launch.rank.imports import collector_at_rest, while_imported
+from farspan.launch.rank.imports import while_imported
 from farspan.launch.rank.interrupts import signals_held
 
 if TYPE_CHECKING:
@@ -97,7 +97,4 @@ def __dir__() -> list[str]:
 
 
 while_imported("torch", signals_held)
-for _large in ("torch", "torch._dynamo", "farspan.api"):  # torch's optimizers load the second
-    while_imported(_large, collector_at_rest)
-del _large
 watch_end("farspan.comm.rendezvous.messenger")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import inspect
 import sys
@@ -14,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from farspan.adapters.hook import when_imported
-from farspan.launch.rank.imports import collector_at_rest, while_imported
+from farspan.launch.rank.imports import while_imported
 
 
 @pytest.fixture
@@ -89,22 +88,3 @@ def test_a_module_is_loaded_within_what_is_asked_for(package: str) -> None:
     while_imported(f"{package}.part", around)
     importlib.import_module(f"{package}.part")
     assert len(seen) == 5
-
-
-def test_the_collector_rests_while_modules_are_loaded_and_is_then_as_it_was() -> None:
-    def load() -> None:
-        with collector_at_rest():
-            assert not gc.isenabled()
-            raise ValueError("not today")
-
-    assert gc.isenabled()
-    with pytest.raises(ValueError, match="not today"):
-        load()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with collector_at_rest():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["collector_at_rest", "when_imported", "while_imported"]
+__all__ = ["when_imported", "while_imported"]
 
 _Action = Callable[[Any], None]
 _Context = Callable[[], contextlib.AbstractContextManager[None]]
@@ -87,17 +86,3 @@ def _watch(name: str) -> _Watched:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     return _finder.watched.setdefault(name, _Watched())
-
-
-@contextlib.contextmanager
-def collector_at_rest() -> Generator[None, None, None]:
-    """Let Python's collector of garbage rest while the body loads modules. They stay, with almost all that they make:
-    to look through it again and again is a sixth of the time that torch takes to load, and frees nothing.
-    """
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
