@@ -16,6 +16,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,11 +60,13 @@ class Side:
         self.example, self.num_micro_batches = case.example(), args.micro_batches
         self.schedule = "" if plan is None else plan.schedule
 
-    def step(self) -> None:
+    def step(self, around_run: AbstractContextManager[object] | None = None) -> None:
+        """Records a step, and runs it under a mode, which no call may be recorded under."""
         for _ in range(self.num_micro_batches):
             (loss_of(self.model(self.example)) / self.num_micro_batches).backward()
         start_clock()
-        self.optimizer.step()
+        with around_run or nullcontext():
+            self.optimizer.step()
         self.optimizer.zero_grad()
 
 
@@ -191,8 +194,8 @@ def worker(args: Any) -> None:
             engine.least_weight_work_s = LEAST_WEIGHT_WORK_S[side.schedule]
             dist.barrier()
             if turn == 1:
-                with Alive() as alive:
-                    side.step()
+                alive = Alive()
+                side.step(alive)
                 orders.append(" ".join(f"{each.kind}{each.micro_batch}" for each in tasks_of_last_step()))
                 peaks.append(alive.peak_bytes + resident_bytes(side))
                 continue
