@@ -340,13 +340,8 @@ def _link_parameters(
                 continue
             if requested is not None and placed.name not in requested.names:
                 continue
-            if (
-                requested is not None
-                or len(calls) > 1
-                or placed.is_shared
-                or placed.name in native
-                or placed.name in remote
-            ) and placed.is_trained:
+            has_others = len(calls) > 1 or placed.is_shared or placed.name in native or placed.name in remote
+            if placed.is_trained and (requested is not None or has_others):
                 using = {
                     part: None
                     for part, there in calls.items()
