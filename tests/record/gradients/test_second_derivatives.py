@@ -94,7 +94,7 @@ def inside(model: Any, x: Tensor) -> Tensor:
     """By what a part of the model has given; a second gradient for the same; one that nothing depends on."""
     h = torch.tanh(model.first(x))
     spare = torch.ones(3, dtype=DTYPE, requires_grad=True)
-    energy = model.back(h).square().sum()
+    energy = model.back(h).square().sum() + F.linear(h, model.back.weight.detach()).sin().sum()
     force, none = grad(energy, [h, spare], create_graph=True, allow_unused=True)
     (again,) = grad(energy.sin(), h, create_graph=True)
     assert none is None
@@ -198,6 +198,46 @@ def test_a_step_between_does_not_go_unseen() -> None:
         program(build())
     with pytest.raises(RecordError, match="create_graph=True cannot be recorded here"):
         on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.a(x)), torch.tanh(self.b(y))
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.last = Pair(), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.last(self.pair(x, y)[1])
+
+
+def test_what_is_requested_may_be_behind_another_output() -> None:
+    def program(model: Any) -> list[Any]:
+        x, y = (batch.clone().requires_grad_() for batch in BATCHES[0])
+        none, slope = grad(model(x, y).sum(), [x, y], create_graph=True, allow_unused=True)
+        (nothing,) = grad(model(x, y).sum(), [x], create_graph=True, allow_unused=True)
+        total = model(x, y).sum() + model(y, x).sum()
+        with torch.no_grad():
+            (force,) = grad(total, y, create_graph=True)
+        assert none is None and nothing is None and force.requires_grad
+        (slope.square().sum() + force.sum()).backward()
+        return [None if item.grad is None else item.grad.tolist() for item in model.parameters()]
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            return Pairs().to(DTYPE)
+
+    wanted = program(build())
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 class TwoHeads(nn.Module):

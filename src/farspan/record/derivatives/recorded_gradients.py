@@ -63,7 +63,8 @@ def record_gradients(
         torch.ones(value.meta.shape, dtype=value.meta.dtype, device=value.meta.device) if seed is None else seed
         for value, seed in zip(values, given, strict=True)
     ]
-    return _Walk(recorder, requested).run(values, seeds)
+    with torch.enable_grad():  # also in a program's no_grad(), as in torch
+        return _Walk(recorder, requested).run(values, seeds)
 
 
 class _Walk:
@@ -166,20 +167,22 @@ class _Walk:
         in_slots = [] if leaf is None else call.arguments[num_arguments + len(leaf.foreign) :]
         arguments = [*call.arguments[:num_arguments], *in_slots]
         reached = set(differentiated(call, active))
-        values = [value for value in dict.fromkeys(arguments) if value in reached and self._leads_to(value)]
+        recorded = [item for item in arguments if isinstance(item, Value)]
+        values = [value for value in dict.fromkeys(recorded) if value in reached and self._leads_to(value)]
+        names = {} if leaf is None else self._parameters_of(leaf, call, active)
+        sources: list[Value | str] = [*(value.name or value for value in values), *names]
+        if not sources:
+            return []  # what is requested is behind another of its outputs
         args, kwargs, *_ = rebuild(call.template, list(map(self._tensor_of, call.arguments[:num_arguments])))
         replaced = {name: self._tensor_of(item) for item, names in zip(in_slots, slots, strict=True) for name in names}
         places = {id(item): number for number, item in enumerate(flatten((args, kwargs, replaced))[1])}
         numbers = tuple([places[id(self._tensor_of(value))] for value in values])
-        sources: list[Value | str] = [value.name or value for value in values]
         with apply_modes(call.modes), self._drawing_as(call):
             if leaf is None:
                 function: Any = call.target
                 target = FunctionDerivative(function)
                 found = self.recorder.record_call(target, (args, kwargs, given, numbers), {}, call.stage)
             else:
-                names = self._parameters_of(leaf, call, active)
-                sources += names
                 derived = _derivative_of(self.recorder, leaf)
                 given_names = tuple(names.values())
                 found = self.recorder.call_leaf(derived, (args, kwargs, replaced, given, numbers, given_names), {})
@@ -203,7 +206,7 @@ class _Walk:
         if known is None:
             if item.stage == EVERYWHERE:
                 known = item.data
-            elif item.name and item.call is None:
+            elif item.name and item.call is None and item.meta.requires_grad:
                 known = self.recorder.engine.parameters[item.name].tensor
             else:
                 handle = item.lazy
