@@ -16,7 +16,7 @@ from torch import nn
 from farspan.call.infer.watch import storage_id
 from farspan.call.pytree.template import flatten, rebuild
 
-__all__ = ["FunctionDerivative", "ModuleDerivative", "is_derivative"]
+__all__ = ["FunctionDerivative", "ModuleDerivative"]
 
 
 class FunctionDerivative:
@@ -83,11 +83,6 @@ class ModuleDerivative(nn.Module):
         if replaced:
             return torch.func.functional_call(self.module, replaced, args, kwargs)
         return self.module(*args, **kwargs)
-
-
-def is_derivative(target: Any) -> bool:
-    """Returns whether the target of a call is a derivative."""
-    return type(target) is FunctionDerivative or type(getattr(target, "module", None)) is ModuleDerivative
 
 
 def _differentiate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,27 @@ PROGRAM = Path(__file__).with_name("penalty_with_dropout.py")
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(12), nn.Linear(12, 24), nn.Linear(24, 12)
+        self.norm, self.up, self.down = norm, nn.Linear(12, 24), nn.Linear(24, 12)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(F.silu(self.up(self.norm(x))))
 
 
 class Critic(nn.Module):
-    """One weight is used on the first stage and on the last."""
+    """One weight is used on the first stage and on the last; the derivative of the norm does not depend on its bias."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.blocks = nn.Linear(6, 12), nn.ModuleList([Residual(), Residual()])
+        self.first, norms = nn.Linear(6, 12), (nn.LayerNorm(12), nn.GroupNorm(3, 12))
+        self.blocks = nn.ModuleList(map(Residual, norms))
         self.back, self.head = nn.Linear(12, 6), nn.Linear(6, 1)
-        self.tied = nn.Linear(6, 12)
+        self.norm, self.tied = nn.LayerNorm(12), nn.Linear(6, 12)
         self.tied.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.first(x))
+        h = self.norm(torch.tanh(self.first(x)))
         for block in self.blocks:
             h = 0.9 * block(h) + 0.1 * h
         return self.head(torch.tanh(self.back(h + self.tied(x)))).squeeze(-1)
@@ -57,9 +59,9 @@ def build() -> nn.Module:
 
 def penalty(model: Any, x: Tensor) -> Tensor:
     """That of WGAN-GP."""
-    x = x.clone().requires_grad_()
+    mean, x = model(x).mean(), x.clone().requires_grad_()
     (slope,) = grad(model(x).sum(), x, create_graph=True)
-    return model(x).mean() + 10 * (slope.norm(2, dim=1) - 1).square().mean()
+    return mean + 10 * (slope.norm(2, dim=1) - 1).square().mean()
 
 
 def equation(model: Any, x: Tensor) -> Tensor:
@@ -223,7 +225,7 @@ def test_what_is_requested_may_be_behind_another_output() -> None:
         x, y = (batch.clone().requires_grad_() for batch in BATCHES[0])
         none, slope = grad(model(x, y).sum(), [x, y], create_graph=True, allow_unused=True)
         (nothing,) = grad(model(x, y).sum(), [x], create_graph=True, allow_unused=True)
-        total = model(x, y).sum() + model(y, x).sum()
+        total = model(x, y).sum() + model(y, y).square().sum()
         with torch.no_grad():
             (force,) = grad(total, y, create_graph=True)
         assert none is None and nothing is None and force.requires_grad
@@ -252,21 +254,33 @@ class TwoHeads(nn.Module):
         return (F.linear(h, self.head.weight.detach()), h) if self.is_detached else (h, self.head(h))
 
 
-class CalledTwice(nn.Module):
-    def __init__(self, *, is_detached: bool) -> None:
+class Force(nn.Module):
+    """A derivative that does not depend on the norm's bias."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.heads, self.between, self.last = TwoHeads(is_detached=is_detached), nn.Linear(6, 6), nn.Linear(6, 1)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x if x.requires_grad else x.clone().requires_grad_()
+        return grad((self.norm(x) * torch.arange(6)).sum(), x, create_graph=True)
+
+
+class CalledTwice(nn.Module):
+    def __init__(self, heads: nn.Module) -> None:
+        super().__init__()
+        self.heads, self.between, self.last = heads, nn.Linear(6, 6), nn.Linear(6, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.heads(self.between(self.heads(x)[0]))[0])
 
 
-@pytest.mark.parametrize("is_detached", [False, True])
-def test_a_parameter_without_gradient_in_a_module_that_is_called_twice(is_detached: bool) -> None:
+@pytest.mark.parametrize("kind", [partial(TwoHeads, is_detached=False), partial(TwoHeads, is_detached=True), Force])
+def test_a_parameter_without_gradient_in_a_module_that_is_called_twice(kind: Callable[[], nn.Module]) -> None:
     def build() -> nn.Module:
         with torch.random.fork_rng():
             torch.manual_seed(2)
-            return CalledTwice(is_detached=is_detached).to(DTYPE)
+            return CalledTwice(kind()).to(DTYPE)
 
     def program(model: Any) -> list[Any]:
         model(BATCHES[0, 0]).sum().backward()

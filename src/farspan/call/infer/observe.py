@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.buffer_versions import note_saved
-from farspan.call.derivative import is_derivative
 from farspan.call.infer.entry import Entry, meta_of, refuse_nested
 from farspan.call.infer.watch import Made, Watch, noted_generators, storage_id, untouched_generators
 from farspan.call.leaf import Leaf, LeakError, Placed
@@ -111,8 +110,9 @@ def observe(
         if not fakes.in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
         same_as, shares = _aliases(results, tensors)
-        find_leaves = leaves_with_gradient if is_derivative(target) and not is_real else leaves_behind
-        behind = list(map(find_leaves, outputs))
+        with watch.paused():
+            find_leaves = leaves_with_gradient if watch.goes_back and not is_real else leaves_behind
+            behind = list(map(find_leaves, outputs))
         if leaf is not None and not is_real:
             _check_resolved(leaf, behind)
         depends_on = _dependencies(leaf, metas, leaves, list(zip(outputs, behind, strict=True)), watch)

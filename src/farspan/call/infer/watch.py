@@ -66,6 +66,8 @@ class Watch(TorchDispatchMode):
         """For the memory of fake views, by id, the real tensors of which they are views; and that memory."""
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
+        self.goes_back = False
+        """True if it has run a backward, so that what it gives has derivatives of operations behind it."""
         self.made = made
         self.flops = 0
         self.in_symbols = in_symbols
@@ -80,6 +82,7 @@ class Watch(TorchDispatchMode):
         draws = False
         schema = func._schema.arguments
         given = {}
+        self.goes_back |= "_backward" in func.__name__
         if "batch_norm" in func.__name__:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
         if given.get("training", given.get("use_input_stats")):
@@ -108,6 +111,15 @@ class Watch(TorchDispatchMode):
         self.flops += flops if isinstance(flops, int) or self.in_symbols else 0
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         return result
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What the body runs is not the call's: it uses no memory, and is no work."""
+        used, flops = set(self.used), self.flops
+        try:
+            yield
+        finally:
+            self.used, self.flops = used, flops
 
     def _note_views(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         schema = func._schema.arguments
