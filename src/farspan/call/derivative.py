@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from farspan.call.infer.watch import storage_id
+from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, rebuild
 
 __all__ = ["FunctionDerivative", "ModuleDerivative"]
@@ -47,7 +48,7 @@ class FunctionDerivative:
         return hash((FunctionDerivative, self.function))
 
     def __str__(self) -> str:
-        return f"derivative of {getattr(self.function, '__qualname__', None) or self.function}"
+        return f"derivative of {name_of(self.function)}"
 
 
 class ModuleDerivative(nn.Module):
