@@ -152,12 +152,11 @@ def test_ctrl_c_while_a_module_runs_on_fakes_is_raised_after_that(tmp_path: Path
 
 
 IMPORTED = """
-import gc, signal, sys
+import signal, sys
 
 class Interrupting:
     def find_spec(self, fullname, path, target=None):
         if fullname == 'torch.nn':
-            print('collects' if gc.isenabled() else 'rests')
             signal.raise_signal(signal.SIGINT)
         return None
 
@@ -166,7 +165,7 @@ sys.meta_path.insert(0, Interrupting())
 try:
     import torch
 except KeyboardInterrupt:
-    print('whole' if 'torch.utils.data' in sys.modules else 'in part', gc.isenabled())
+    print('whole' if 'torch.utils.data' in sys.modules else 'in part')
 """
 
 
@@ -174,6 +173,6 @@ def test_ctrl_c_while_torch_is_imported_is_raised_after_that(tmp_path: Path) -> 
     """What torch runs of C++ meanwhile aborts the process otherwise."""
     job = Job(tmp_path)
     assert job.run("if rank == 0: sys.exit()\n" + IMPORTED)[0] == 0
-    assert job.log(1) == "rests\nwhole True\n"  # Python's collector would look in vain meanwhile
+    assert job.log(1) == "whole\n"
     plain = [sys.executable, "-c", "import farspan" + IMPORTED]
-    assert subprocess.run(plain, capture_output=True, text=True, timeout=TIMEOUT_S).stdout == "rests\nwhole True\n"
+    assert subprocess.run(plain, capture_output=True, text=True, timeout=TIMEOUT_S).stdout == "whole\n"

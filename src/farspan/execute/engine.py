@@ -46,9 +46,8 @@ from farspan.program.cache import Programs
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.record.saving.reserved import fill_reserved, reserved_memory
-from farspan.record.unrecorded import plainly
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
-from farspan.torch_private import raw_grad
+from farspan.torch_private import raw_grad, without_modes_of
 
 __all__ = ["Engine"]
 
@@ -231,8 +230,9 @@ class Engine:
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
         """User code is not recorded; what goes wrong is reported to all ranks."""
+        was_recording, self.recorder.is_recording = self.recorder.is_recording, False
         try:
-            with plainly(self.recorder), self.recorder.held_objects.as_recorded():
+            with without_modes_of(self.recorder), self.recorder.held_objects.as_recorded():
                 yield
         except Exception as error:
             if self.losses.has_interrupted(error):
@@ -246,6 +246,8 @@ class Engine:
             if isinstance(error, RuntimeError) and self._failure is not None:
                 raise self._failure from None  # which broke this
             self._fail(error)
+        finally:
+            self.recorder.is_recording = was_recording
 
     def broadcasting(self, raised: Raised | None) -> contextlib.AbstractContextManager[None]:
         return raised_alone(self.side, raised)

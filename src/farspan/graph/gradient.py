@@ -178,7 +178,7 @@ def first_released(roots: Sequence[Value], earlier: Iterable[Backward], keeps: C
     found, active = None, set(roots)
     for call in _passed_from(roots, active):
         if call.arguments is None:
-            return call
+            return None if call.raised else call  # one that has never run is another error, when it is to be run
         if call in gone:
             found = found or call
         has_parameters = isinstance(call.target, ModuleTarget) and bool(call.target.parameter_names)
