@@ -32,20 +32,20 @@ class OutsideGraph:
 
     def __init__(self, requested: Sequence[torch.Tensor]) -> None:
         self.requested = {id(tensor): tensor for tensor in requested}
-        self._ways: dict[int, bool] = {}
+        self._behind: dict[int, list[torch.Tensor]] = {}
 
-    def goes_on_from(self, tensor: torch.Tensor) -> bool:
-        """Returns whether the gradient of a tensor goes on to another one that is requested.
+    def behind(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the other requested tensors to which the gradient of a tensor goes on.
 
         Raises:
-            WholeError: It is not the same for all values of these tensors.
+            WholeError: What comes to them is not the same for all values of tensors that need gradients.
         """
         sources = [item for item in self.requested.values() if item is not tensor]
         if not sources or tensor.grad_fn is None:
-            return False
-        if id(tensor) not in self._ways:
-            self._ways[id(tensor)] = _leads_to(tensor, sources)
-        return self._ways[id(tensor)]
+            return []
+        if id(tensor) not in self._behind:
+            self._behind[id(tensor)] = _linear_in(tensor, sources)
+        return self._behind[id(tensor)]
 
     def record(
         self, recorder: Recording, arrived: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -59,14 +59,10 @@ class OutsideGraph:
         if not arrived:
             return []
         roots = [root for root, _ in arrived]
-        sources = [
-            source
-            for source in self.requested.values()
-            if any(root is not source and _leads_to(root, [source]) for root in roots)
-        ]
-        # A requested tensor that is itself on the way keeps what it has got already.
-        target = _Derivative(roots, sources)
-        found = recorder.record_call(target, tuple([gradient for _, gradient in arrived]), {}, None)
+        reached = {id(source) for root in roots for source in self.behind(root)}
+        sources = [source for source in self.requested.values() if id(source) in reached]
+        gradients = tuple([gradient for _, gradient in arrived])
+        found = recorder.record_call(_Derivative(roots, sources), gradients, {}, None)
         return list(zip(sources, found, strict=True))
 
 
@@ -87,8 +83,8 @@ class _Derivative:
         return "derivative of what is computed outside of the model"
 
 
-def _leads_to(root: torch.Tensor, sources: Sequence[torch.Tensor]) -> bool:
-    """Returns whether gradient of a tensor comes to one of others.
+def _linear_in(root: torch.Tensor, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns those of `sources` to which gradient of a tensor comes.
 
     Raises:
         WholeError: What comes is not the same for all values of tensors that need gradients.
@@ -96,7 +92,6 @@ def _leads_to(root: torch.Tensor, sources: Sequence[torch.Tensor]) -> bool:
     with torch.enable_grad():
         seed = torch.zeros_like(root, requires_grad=True)
         found = torch.autograd.grad(root, sources, seed, create_graph=True, retain_graph=True, allow_unused=True)
-        known = [gradient for gradient in found if gradient is not None]
-        if any(leaf is not seed for gradient in known for leaf in leaves_with_gradient(gradient)):
+        if any(leaf is not seed for item in found if item is not None for leaf in leaves_with_gradient(item)):
             raise refuse_second_derivatives("it goes through operations outside of the model that are not linear")
-    return bool(known)
+    return [source for source, gradient in zip(sources, found, strict=True) if gradient is not None]

@@ -107,7 +107,7 @@ class _Walk:
             if value.stage == EVERYWHERE:
                 if id(value.data) in self._outside.requested:
                     self._add(found, id(value.data), gradient)
-                if self._outside.goes_on_from(value.data):
+                if self._outside.behind(value.data):
                     arrived.append((value.data, gradient))
             elif value in self.requested.values:
                 found[value] = gradient
@@ -144,7 +144,7 @@ class _Walk:
 
     def _is_requested(self, value: Value) -> bool:
         if value.stage == EVERYWHERE:
-            return id(value.data) in self._outside.requested or self._outside.goes_on_from(value.data)
+            return id(value.data) in self._outside.requested or bool(self._outside.behind(value.data))
         return value.name in self.requested.names or value in self.requested.values
 
     def _leads_to(self, item: Value | Call) -> bool:
