@@ -42,7 +42,9 @@ def test_a_forked_child_that_ends_leaves_the_run_alone(tmp_path: Path, ends: str
 
 
 def test_what_the_program_does_at_its_end_still_has_all_ranks(tmp_path: Path) -> None:
-    """The handler was there before `distribute`: the ranks had left when it ran, and the file stayed empty."""
+    """The handler was there before `distribute`: the ranks had left when it ran, and the file stayed empty; later they
+    were there, but what carries tensors between processes of a host had been closed, and a step failed.
+    """
     script = tmp_path / "script.py"
     prepares = "@atexit.register\ndef save():\n    weights = [p.sum().item() for p in model.parameters()]\n"
     script.write_text(
@@ -56,6 +58,21 @@ def test_what_the_program_does_at_its_end_still_has_all_ranks(tmp_path: Path) ->
     assert [(each.code, each.stdout) for each in finished] == [(0, "8\n")] * 2, finished[0].stderr
     first, second = (torch.load(tmp_path / f"last{rank}.pt") for rank in range(2))
     assert len(first) == 8 and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_what_nothing_reads_runs_at_the_end(tmp_path: Path) -> None:
+    """A class that does not exist, in a loss whose backward no step follows: the processes ended as if all were well."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        TRAINS
+        + "loss = nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([1, 9]))\n"
+        + "loss.backward()\nprint('the last line')\n"
+    )
+    first, second = run_processes(2, script, environment={"FARSPAN_DEADLINE": "20"})
+    assert first.stdout == second.stdout == "the last line\n"
+    assert (first.code, second.code) == (1, 1)
+    assert "\nIndexError: Target 9 is out of bounds" in second.stderr, second.stderr
+    assert "rank 1 failed: IndexError: Target 9 is out of bounds" in first.stderr, first.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")

@@ -67,7 +67,7 @@ class Router:
 
     def close(self) -> None:
         """Free what outlives no interpreter; nothing is sent afterwards."""
-        for transport in (self.host, self.device):
+        for transport in (self.near, self.host, self.device):
             if transport is not None:
                 transport.close()
 

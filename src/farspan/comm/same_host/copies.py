@@ -139,8 +139,7 @@ class _Connection:
         self.ending = self.ending or reason or f"Connection closed by peer (rank {self.rank})"
 
     def must_end_by(self, failure: OSError, what: str) -> None:
-        ended = failure.errno == errno.ESRCH
-        self.must_end("" if ended else f"{what} rank {self.rank}'s memory: {failure}")
+        self.must_end("" if failure.errno == errno.ESRCH else f"{what} rank {self.rank}'s memory: {failure}")
 
 
 class SameHostTransport:
@@ -163,7 +162,8 @@ class SameHostTransport:
         self._sockets = [lane.sock for _, lane in self._watched.values() if lane is not None]
         self._in, self._out = Packet(_HEADER.size, INLINE_BYTES), Packet(_HEADER.size, INLINE_BYTES)
         # Runs before the tensors go that a peer may be reading, so that it cannot take what comes after for them.
-        weakref.finalize(self, _close, os.getpid(), self._sockets, list(peers), self._epoll)
+        self.close = weakref.finalize(self, _close, os.getpid(), self._sockets, list(peers), self._epoll)
+        self.close.atexit = False  # what the program has registered to run at its end may still send
 
     @classmethod
     def join(cls, rank: int, exchange: Exchange, deadline_s: float) -> SameHostTransport | None:

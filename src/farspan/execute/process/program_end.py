@@ -1,6 +1,7 @@
 """Ends a rank's program so that the other ranks get to know of it.
 
-    its last line        the rank waits until every program is over, and answers what the others ask until then
+    its last line        what is recorded runs; then the rank waits until every program is over, and answers what the
+                         others ask until then
     an exception         it reaches the others first, and only then is it printed: a full disk must not hide the cause
     a forked child       is no rank: it ends as if farspan were not there
 
@@ -78,9 +79,13 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         has_left = True
         try:
             if not has_raised and engine.is_healthy:
+                engine.flush("the program is over")
                 engine.finish()
         except FarspanError as error:
             fail_at_end(error)  # the program has ended well by itself, but the ranks did not do the same
+        except Exception as error:  # what the model or its loss raises in the last part, which nothing has read
+            sys.excepthook(type(error), error, error.__traceback__)
+            _exit_codes.append(exit_code() or 1)
         engine.groups.close()
         if isinstance(engine.transport, Router):
             engine.transport.close()
