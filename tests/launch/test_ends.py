@@ -61,7 +61,7 @@ def test_what_the_program_does_at_its_end_still_has_all_ranks(tmp_path: Path) ->
 
 
 def test_what_nothing_reads_runs_at_the_end(tmp_path: Path) -> None:
-    """A class that does not exist, in a loss whose backward no step follows: the processes ended as if all were well."""
+    """A class that does not exist, in a loss whose backward no step follows: all seemed to have ended well."""
     script = tmp_path / "script.py"
     script.write_text(
         TRAINS

@@ -13,6 +13,7 @@ from farspan.call.leaf import Leaf, Placed
 from farspan.call.user_hooks import open_leaves
 from farspan.errors import PlanError
 from farspan.execute.teams import device_of
+from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.models import fill_all, fill_tensor
 from farspan.plan import Team
 from farspan.record.intercept import watch_module
@@ -258,7 +259,9 @@ def _memory_of_others(item: Placed) -> list[tuple[torch.Tensor, Placed]]:
     tensor of which it is a part."""
     tensor = item.tensor
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    if not is_plain or tensor.device.type != "cpu" or not is_memory_of_others(tensor):
+    if not is_plain or tensor.device.type != "cpu":
+        return []
+    if not is_memory_of_others(tensor, num_own=0 if CONSTRUCTION.memory_of(tensor) is None else 1):
         return []
     with DisableTorchFunction():
         return [(tensor.detach(), item)]

@@ -58,10 +58,12 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().resizable() and not is_memory_of_others(tensor)
 
 
-def is_memory_of_others(tensor: torch.Tensor) -> bool:
+def is_memory_of_others(tensor: torch.Tensor, *, num_own: int = 0) -> bool:
     """Returns whether something else uses the memory of `tensor`: another tensor, an array, a program that holds its
-    storage."""
-    return _users_of_memory(tensor) != _ONE_USER
+    storage. `num_own` references to the object of the memory in Python are farspan's own.
+    """
+    num_torch, num_python = _users_of_memory(tensor)
+    return (num_torch, num_python - num_own) != _ONE_USER
 
 
 def _users_of_memory(tensor: torch.Tensor) -> tuple[int, int]:

@@ -225,3 +225,17 @@ def test_farspan_save_has_the_data_of_what_it_is_given(tmp_path: Path) -> None:
     wanted = build().state_dict()
     for _, found in on_two_ranks(program):
         assert found.keys() == wanted.keys() and all(torch.equal(item, wanted[name]) for name, item in found.items())
+
+
+def test_the_state_of_a_model_built_without_data_stays_where_it_is() -> None:
+    """What keeps the memory of a deferred model was taken for a name of the program's, which must have the data."""
+
+    def run(rank: int) -> tuple[int, list[bool]]:
+        state = farspan.distribute(models[rank], plan={"0": 0, "1": 0, "2": 1, "3": 1}).state_dict()
+        found = num_unfilled()
+        return found, [torch.equal(item, wanted[name]) for name, item in state.items()]
+
+    wanted = build(is_moved=False).state_dict()
+    with farspan.deferred_init():
+        models = [build(is_moved=False) for _ in range(2)]
+    assert run_threads(2, run) == [(2, [True] * 8)] * 2
