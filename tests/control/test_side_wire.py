@@ -2,6 +2,8 @@
 
 import random
 import socket
+import struct
+import time
 
 import pytest
 
@@ -13,7 +15,9 @@ from farspan.control.wire import (
     ProtocolError,
     advance,
     encode,
+    is_resending,
     send_all,
+    silence_s,
 )
 
 
@@ -101,3 +105,27 @@ def test_who_has_not_read_yet_does_not_take_that_for_silence(monkeypatch):
         assert connection.is_silent()
         theirs.sendall(b"!")
         assert not connection.is_silent()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system does not say what it knows of a connection")
+def test_an_end_that_does_not_read_is_not_silent():
+    """Its system is asked at ever longer intervals whether there is room: after 20 s a busy rank was taken for lost."""
+
+    def send(size: int) -> None:
+        while True:
+            ours.send(bytes(size))
+
+    address = ("127.0.0.1", 0)
+    with socket.create_server(address) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs = server.accept()[0]
+        ours.settimeout(0.5)
+        end, last_ack_s = time.monotonic() + 30.0, 0.0
+        while last_ack_s < 0.9 and time.monotonic() < end:
+            with pytest.raises(TimeoutError):
+                send(1 << 20)
+            info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+            last_ack_s = struct.unpack_from("=I", info, 56)[0] / 1e3
+        assert last_ack_s >= 0.9
+        assert silence_s(ours) == 0.0
+        assert not is_resending(ours)
+        theirs.close()

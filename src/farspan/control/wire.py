@@ -73,8 +73,11 @@ LINK_SILENT_S = 8.5
 LOOK_S = 1.0
 """The interval at which links are checked; as often the hub sends a frame over each that has nothing else to do."""
 _LINK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-_RESENT_AT, _LAST_ACK_AT = 2, 56
-"""Offsets in Linux' `struct tcp_info` of tcpi_retransmits, and of tcpi_last_ack_recv in milliseconds."""
+_RESENT_AT, _PROBES_AT, _LAST_ACK_AT, _WINDOW_AT = 2, 3, 56, 228
+"""Offsets in Linux' `struct tcp_info` of tcpi_retransmits, tcpi_probes, tcpi_last_ack_recv in milliseconds, and (since
+Linux 5.4) of tcpi_snd_wnd."""
+_MOST_PROBES = 2
+"""Probes of a full window that may be without answer."""
 
 
 class ProtocolError(Exception):
@@ -279,10 +282,10 @@ def silence_s(sock: socket.socket) -> float:
     Systems answer probes and acknowledge data by themselves: a process that is stopped, or too busy to read, is not
     silent; a link that is cut is. (TCP_USER_TIMEOUT would take the former for the latter once its buffer is full.)
     """
-    if not hasattr(socket, "TCP_INFO"):
+    info = _info(sock)
+    if len(info) < _LAST_ACK_AT + 4 or _has_no_room(info):
         return 0.0
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_AT + 4)
-    return struct.unpack_from("=I", info, _LAST_ACK_AT)[0] / 1e3 if len(info) == _LAST_ACK_AT + 4 else 0.0
+    return struct.unpack_from("=I", info, _LAST_ACK_AT)[0] / 1e3
 
 
 def is_resending(sock: socket.socket) -> bool:
@@ -290,9 +293,23 @@ def is_resending(sock: socket.socket) -> bool:
     this system does not know. A process that does not read has its data acknowledged by its system, or nothing is sent
     to it.
     """
+    info = _info(sock)
+    return len(info) > _RESENT_AT and info[_RESENT_AT] > 0 and not _has_no_room(info)
+
+
+def _info(sock: socket.socket) -> bytes:
+    """Returns what the system knows of a TCP connection; nothing where it does not tell."""
     if not hasattr(socket, "TCP_INFO"):
-        return False
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RESENT_AT + 1)[_RESENT_AT] > 0
+        return b""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW_AT + 4)
+
+
+def _has_no_room(info: bytes) -> bool:
+    """Returns whether the other end's system has said that its process does not read what has come, and has not ceased
+    to answer since: it is asked at ever longer intervals, up to two minutes, in which nothing comes from it.
+    """
+    is_known = len(info) >= _WINDOW_AT + 4
+    return is_known and struct.unpack_from("=I", info, _WINDOW_AT)[0] == 0 and info[_PROBES_AT] <= _MOST_PROBES
 
 
 def is_of_link(error: BaseException) -> bool:
