@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +28,8 @@ __all__ = ["CASES", "Case", "set_speed", "start_clock"]
 
 _PRODUCTS = (nn.Linear, nn.Conv2d)
 _speed = 1.0
-_computed_s = 0.0
-"""Of this process's thread, up to the last pause."""
+_computed_s = ContextVar("_computed_s", default=0.0)
+"""Of this process's thread, up to the last pause. No plain number: a layer that changes one is called part by part."""
 
 
 def set_speed(speed: float) -> None:
@@ -39,16 +40,14 @@ def set_speed(speed: float) -> None:
 
 def start_clock() -> None:
     """What this process has computed so far was not the device's work."""
-    global _computed_s
-    _computed_s = time.thread_time()
+    _computed_s.set(time.thread_time())
 
 
 def _pause(seconds: float) -> None:
     """Sleep for as long as it takes a device, which is as much slower than this core at what the core has computed."""
-    global _computed_s
-    since = time.thread_time() - _computed_s
+    since = time.thread_time() - _computed_s.get()
     time.sleep(seconds / _speed + since * (1 / _speed - 1))
-    _computed_s = time.thread_time()
+    _computed_s.set(time.thread_time())
 
 
 class _Pause(torch.autograd.Function):

@@ -58,7 +58,7 @@ class Side:
         self.model = farspan.distribute(case.model(args.seconds), plan="auto" if plan is None else plan)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.example, self.num_micro_batches = case.example(), args.micro_batches
-        self.schedule = "" if plan is None else plan.schedule
+        self.schedule, self.lookahead = ("", 0) if plan is None else (plan.schedule, plan.lookahead)
 
     def step(self, around_run: AbstractContextManager[object] | None = None) -> None:
         """Records a step, and runs it under a mode, which no call may be recorded under."""
@@ -190,7 +190,7 @@ def worker(args: Any) -> None:
     for turn in range(args.turns + 2):  # the first one warms up, the second counts memory
         for number in range(len(sides)) if turn % 2 else reversed(range(len(sides))):
             side = sides[number]
-            engine.schedule = side.schedule  # many models here
+            engine.schedule, engine.lookahead = side.schedule, side.lookahead  # many models here
             engine.least_weight_work_s = LEAST_WEIGHT_WORK_S[side.schedule]
             dist.barrier()
             if turn == 1:
@@ -270,7 +270,7 @@ def check_order(name: str, label: str, rank: int, ran: str, each: Prediction) ->
     simulated = [schedule.tasks[index] for index in schedule.orders[rank]]
     expected = " ".join(f"{task.kind.value}{task.micro_batch}" for task in simulated)
     if expected != ran:
-        print(f"{name}, {label}, rank {rank}: ran\n  {ran}\nplayed was\n  {expected}")
+        print(f"{name}, {label}, rank {rank}: ran\n  {ran}\nsimulated was\n  {expected}")
 
 
 def main() -> None:
