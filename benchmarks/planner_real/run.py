@@ -174,7 +174,6 @@ def cut(weights: Sequence[float], speeds: Sequence[float]) -> list[int]:
 
 def worker(args: Any) -> None:
     """One rank: all plans in turns; rank 0 writes what was measured."""
-    torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     case = CASES[args.models[0]]
@@ -281,6 +280,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=8, help="of a step")
     parser.add_argument("--plans", help="what a worker runs")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # of what is measured and of what runs
     args.models = args.models or (["gpt"] if args.quick else list(CASES))
     args.turns = args.turns or (2 if args.quick else 3)
     args.seconds = args.seconds or (0.2 if args.quick else 0.8)
