@@ -16,6 +16,7 @@ from farspan.torch_private.autograd import goes_through_python as goes_through_p
 from farspan.torch_private.autograd import history_of as history_of
 from farspan.torch_private.autograd import hooks_on_saved as hooks_on_saved
 from farspan.torch_private.autograd import is_run_again_inside as is_run_again_inside
+from farspan.torch_private.autograd import leads_to as leads_to
 from farspan.torch_private.autograd import leaves_behind as leaves_behind
 from farspan.torch_private.autograd import leaves_with_gradient as leaves_with_gradient
 from farspan.torch_private.autograd import saved_by as saved_by
@@ -96,6 +97,7 @@ from farspan.torch_private.tensors import has_gradient_hooks as has_gradient_hoo
 from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.torch_private.tensors import has_other_users as has_other_users
 from farspan.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.torch_private.tensors import hooks_on as hooks_on
 from farspan.torch_private.tensors import innermost as innermost
 from farspan.torch_private.tensors import is_memory_of_others as is_memory_of_others
 from farspan.torch_private.tensors import is_same_generator as is_same_generator
@@ -152,6 +154,7 @@ __all__ = [
     "has_compatible_type",
     "has_full_backward_hooks",
     "has_gradient_hooks",
+    "hooks_on",
     "has_memory_of_its_own",
     "is_memory_of_others",
     "has_other_users",
@@ -177,6 +180,7 @@ __all__ = [
     "has_storage",
     "key_of_storage",
     "leaves_behind",
+    "leads_to",
     "leaves_with_gradient",
     "make_wrapper",
     "no_dispatch",

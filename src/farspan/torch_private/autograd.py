@@ -15,6 +15,7 @@ __all__ = [
     "history_of",
     "hooks_on_saved",
     "is_run_again_inside",
+    "leads_to",
     "leaves_behind",
     "leaves_with_gradient",
     "saved_by",
@@ -73,6 +74,12 @@ def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]
                 seen.add(following)
                 stack.append(following)
     return [item for item in found if isinstance(item, torch.Tensor)], is_packed
+
+
+def leads_to(output: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Returns whether a backward from `output` comes to `tensor`, which has been computed."""
+    wanted = tensor.grad_fn
+    return _has_node(output, lambda node: node is wanted)
 
 
 def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:

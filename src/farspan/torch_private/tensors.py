@@ -28,6 +28,7 @@ __all__ = [
     "storage_at",
     "swap_referenced",
     "has_gradient_hooks",
+    "hooks_on",
     "tensor_of_class",
     "unscale_",
     "update_scale_",
@@ -102,6 +103,12 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
     """Returns whether hooks are called with the gradient that autograd brings to a tensor, or behind it."""
     with DisableTorchFunction():
         return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def hooks_on(tensor: torch.Tensor) -> list[Any]:
+    """Returns the hooks on a tensor that autograd calls with its gradient, and that may change it."""
+    with DisableTorchFunction():
+        return list((tensor._backward_hooks or {}).values())
 
 
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:

@@ -162,11 +162,6 @@ def after_a_read(model: Any) -> Any:
     return grad(loss, x, create_graph=True)
 
 
-def not_linear_outside(model: Any) -> Any:
-    x = BATCHES[0, 0].clone().requires_grad_()
-    return grad(model(x.sin()).sum(), x, create_graph=True)
-
-
 def normalized(model: Any) -> Any:
     model = farspan.distribute(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).to(DTYPE))
     x = BATCHES[0, 0].clone().requires_grad_()
@@ -177,7 +172,6 @@ def normalized(model: Any) -> Any:
     ("program", "words"),
     [
         (after_a_read, "which has run already, for a value was read"),
-        (not_linear_outside, "operations outside of the model that are not linear"),
         (normalized, "which reads buffers that calls write"),
     ],
 )

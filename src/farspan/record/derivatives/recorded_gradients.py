@@ -23,10 +23,12 @@ from farspan.call.modes import apply_modes
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of, released_error
-from farspan.record.derivatives.outside_graph import OutsideGraph
+from farspan.record.derivatives.gradient_hooks import after_hooks, hooks_on_parameter, hooks_on_value
+from farspan.record.derivatives.outside_graph import OutsideDerivative, OutsideGraph
 from farspan.record.derivatives.refusal import refuse_second_derivatives
 from farspan.record.recorded_backward import value_of_root
 from farspan.record.tensor import LazyTensor, plain_versions
+from farspan.torch_private import hooks_on
 
 if TYPE_CHECKING:
     from farspan.graph import RequestedGradients
@@ -113,7 +115,17 @@ class _Walk:
                 found[value] = gradient
         for source, gradient in self._outside.record(self.recorder, arrived):
             self._add(found, id(source), gradient)
-        return found
+        return {key: after_hooks(gradient, self._hooks_on(key)) for key, gradient in found.items()}
+
+    def _hooks_on(self, key: Any) -> list[Any]:
+        """Returns the hooks that change the gradient of what is requested: autograd has it before those of a tensor
+        from which gradient goes on."""
+        if isinstance(key, str):
+            return hooks_on_parameter(self.recorder, key)
+        if isinstance(key, Value):
+            return [] if key.call is None or self._leads_to(key.call) else hooks_on_value(key)
+        tensor = self._outside.requested[key]
+        return [] if self._outside.behind(tensor) else hooks_on(tensor)
 
     def _add(self, gradients: dict[Any, torch.Tensor], key: Any, gradient: torch.Tensor) -> None:
         known = gradients.get(key)
@@ -131,6 +143,11 @@ class _Walk:
             if call.arguments is None:
                 raise released_error(call)
             seen.add(call)
+            target = call.target
+            while isinstance(target, FunctionDerivative):
+                target = target.function
+            if isinstance(target, OutsideDerivative):
+                self._outside.check_again(target)
             todo += [value.call for value in differentiated(call, call.outputs) if isinstance(value.call, Call)]
         for call in sorted(seen, key=lambda call: (call.graph.index, call.index)):
             has_requested = not self.requested.names.isdisjoint(getattr(call.target, "parameter_names", ()))
