@@ -24,7 +24,7 @@ class FunctionDerivative:
     """The derivative of a torch function as the target of calls; equal for the same function.
 
     Called with the function's arguments, the gradients of its results (None for those without), and the numbers of the
-    tensors among the arguments of which it returns the gradients.
+    tensors among the arguments of which it returns the gradients, and of those that it writes into.
     """
 
     __slots__ = ("function",)
@@ -38,8 +38,11 @@ class FunctionDerivative:
         kwargs: dict[str, Any],
         gradients: Sequence[torch.Tensor | None],
         wanted: tuple[int, ...],
+        written: tuple[int, ...],
     ) -> tuple[torch.Tensor, ...]:
-        return _differentiate(lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs), gradients, wanted)
+        return _differentiate(
+            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs), gradients, wanted, written
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FunctionDerivative) and other.function == self.function
@@ -66,6 +69,7 @@ class ModuleDerivative(nn.Module):
         gradients: Sequence[torch.Tensor | None],
         wanted: tuple[int, ...],
         names: tuple[str, ...],
+        written: tuple[int, ...],
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of some arguments, and then those of the parameters of these names.
 
@@ -76,9 +80,11 @@ class ModuleDerivative(nn.Module):
             gradients: Of its results; None for those without.
             wanted: The numbers of the arguments, among the tensors in `args`, `kwargs` and `replaced`.
             names: Of parameters, as the module has them.
+            written: The numbers of the arguments that it writes into.
         """
         known = dict(self.module.named_parameters()) if names else {}
-        return _differentiate(self._call, (args, kwargs, replaced), gradients, wanted, [known[name] for name in names])
+        parameters = [known[name] for name in names]
+        return _differentiate(self._call, (args, kwargs, replaced), gradients, wanted, written, parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: dict[str, torch.Tensor]) -> Any:
         if replaced:
@@ -91,12 +97,15 @@ def _differentiate(
     given_to_it: tuple[Any, ...],
     gradients: Sequence[torch.Tensor | None],
     wanted: Sequence[int],
+    written: Sequence[int],
     parameters: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, ...]:
     template, tensors = flatten(given_to_it)
     # A view of each, for one tensor may be several arguments, or come from another.
     again = [item.view_as(item) if number in wanted else item for number, item in enumerate(tensors)]
-    results = flatten(target(*rebuild(template, again)))[1]
+    given_now = [item.clone() if number in written else item for number, item in enumerate(again)]
+    results = flatten(target(*rebuild(template, given_now)))[1]
+    results += [given_now[number] for number in written]
     sources = [*(again[number] for number in wanted), *parameters]
     roots = [(item, given) for item, given in zip(results, gradients, strict=True) if given is not None]
     found = torch.autograd.grad(

@@ -117,6 +117,33 @@ def hessian(model: Any, x: Tensor) -> Tensor:
     return found.square().sum() + model(x).mean()
 
 
+def written_in_place(model: Any, x: Tensor) -> Tensor:
+    """What is written over is read once more by the derivative, on the same stage and on another."""
+    x = x.new_ones(8, 12) * x.clone().requires_grad_()[:, :1]
+    h = 2 * F.leaky_relu(model.norm(x), 0.1, inplace=True)
+    y = torch.tanh(h)
+    h.mul_(0.5)
+    h[:, :2].add_(1.0)
+    loss = model.back(h).square().mean()
+    loss += y.square().mean()
+    loss /= 2
+    gradients = grad(loss, [x, model.norm.weight, model.back.weight], create_graph=True)
+    for gradient in gradients:
+        loss += gradient.square().sum()
+    return loss + model(x[:, :6]).mean()
+
+
+class Rectified(nn.Module):
+    """Writes into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.linear = nn.ELU(inplace=True), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.relu(x)) + x
+
+
 def train(model: Any, loss_of: Callable[[Any, Tensor], Tensor]) -> tuple[list[float], dict[str, Tensor | None]]:
     """Returns the losses; weights and gradients after three steps of two micro-batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -137,7 +164,7 @@ def train(model: Any, loss_of: Callable[[Any, Tensor], Tensor]) -> tuple[list[fl
 
 @pytest.mark.parametrize(
     "loss_of",
-    [penalty, equation, learned_in_two_steps, curvature, inside, forward_derivative, hessian],
+    [penalty, equation, learned_in_two_steps, curvature, inside, forward_derivative, hessian, written_in_place],
 )
 def test_the_same_numbers_as_in_one_process_but_for_rounding(loss_of: Callable[[Any, Tensor], Tensor]) -> None:
     wanted_losses, wanted = train(build(), loss_of)
@@ -148,6 +175,18 @@ def test_the_same_numbers_as_in_one_process_but_for_rounding(loss_of: Callable[[
             assert (found[name] is None) == (item is None), name
             if item is not None:
                 torch.testing.assert_close(found[name], item, rtol=1e-10, atol=1e-10)
+
+
+def test_a_module_that_writes_into_what_it_is_given() -> None:
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            return nn.Sequential(nn.Linear(6, 6), Rectified(), Rectified(), nn.Linear(6, 1)).to(DTYPE)
+
+    wanted_losses, wanted = train(build(), penalty)
+    for losses, found in on_ranks(2, lambda model: train(farspan.distribute(model, measure=False), penalty), build):
+        torch.testing.assert_close(losses, wanted_losses, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_what_draws_draws_the_same_again() -> None:

@@ -80,6 +80,8 @@ class _Walk:
         self._of_parameters: dict[str, torch.Tensor] = {}
         self._leads: dict[Value | Call, bool] = {}
         self._tensors: dict[Value, torch.Tensor] = {}
+        self._overwritten: dict[Any, set[int]] = {}
+        """By segment, the ids of the values that calls in it write over."""
 
     def run(self, roots: Sequence[Value], seeds: Sequence[torch.Tensor]) -> dict[Any, torch.Tensor]:
         """Returns what `record_gradients` does."""
@@ -194,17 +196,33 @@ class _Walk:
         replaced = {name: self._tensor_of(item) for item, names in zip(in_slots, slots, strict=True) for name in names}
         places = {id(item): number for number, item in enumerate(flatten((args, kwargs, replaced))[1])}
         numbers = tuple([places[id(self._tensor_of(value))] for value in values])
+        written = tuple([places[id(self._tensor_of(call.arguments[number]))] for number in call.entry.mutated])
+        self._keep_overwritten([item for item in call.arguments if isinstance(item, Value)])
         with apply_modes(call.modes), self._drawing_as(call):
             if leaf is None:
                 function: Any = call.target
                 target = FunctionDerivative(function)
-                found = self.recorder.record_call(target, (args, kwargs, given, numbers), {}, call.stage)
+                found = self.recorder.record_call(target, (args, kwargs, given, numbers, written), {}, call.stage)
             else:
                 derived = _derivative_of(self.recorder, leaf)
                 given_names = tuple(names.values())
-                found = self.recorder.call_leaf(derived, (args, kwargs, replaced, given, numbers, given_names), {})
+                arguments = (args, kwargs, replaced, given, numbers, given_names, written)
+                found = self.recorder.call_leaf(derived, arguments, {})
         self.recorder.current.calls[-1].moment = call.moment
         return list(zip(sources, found, strict=True))
+
+    def _keep_overwritten(self, values: list[Value]) -> None:
+        """Lets segments keep what calls in them have written over: it is read once more."""
+        for value in values:
+            segment = value.segment
+            if segment is None:
+                continue
+            if segment not in self._overwritten:
+                writing = [call for call in segment.calls if call.entry.mutated and call.arguments is not None]
+                written = [(call.arguments or ())[number] for call in writing for number in call.entry.mutated]
+                self._overwritten[segment] = set(map(id, written))
+            if id(value) in self._overwritten[segment]:
+                segment.outputs[value] = None
 
     @contextlib.contextmanager
     def _drawing_as(self, call: Call) -> Iterator[None]:
@@ -248,13 +266,15 @@ class _Walk:
 def _cannot_be_called_again(call: Call, leaf: Leaf | None) -> str:
     """Returns why a call would not give again what it has given; "" where it would."""
     entry = call.entry
-    arguments = call.arguments or ()
+    arguments: Sequence[Any] = call.arguments or ()
     if call.segment.executed:
         return "which has run already, for a value was read"
     if entry.is_random and (entry.is_random_in_python or call.draws is None or call.draws.end is None):
         return "which draws random numbers that are not those of one process, or nobody knows how many"
-    if entry.mutated or entry.changes or entry.attributes or entry.is_ordered:
-        return "which writes into its arguments or its module"
+    if entry.changes or entry.attributes or entry.is_ordered:
+        return "which writes into objects it is given, or into its module"
+    if any(not _is_recorded_apart(arguments[number]) for number in entry.mutated):
+        return "which writes into a parameter, a buffer or a gradient"
     if call.hooks or call.saved_hooks is not None:
         return "on whose results there are hooks"
     if call.versions and call.versions != plain_versions(arguments):
@@ -266,6 +286,11 @@ def _cannot_be_called_again(call: Call, leaf: Leaf | None) -> str:
     if has_user_hooks(leaf.module):
         return "which has hooks"
     return "which reads buffers that calls write" if any(item.is_written for item in leaf.buffers) else ""
+
+
+def _is_recorded_apart(item: Any) -> bool:
+    """Returns whether it is a recorded tensor of which the old versions are kept as long as they are read."""
+    return isinstance(item, Value) and item.stage != EVERYWHERE and not item.name and not item.gradient_of
 
 
 def _derivative_of(recorder: Recording, leaf: Leaf) -> Leaf:
