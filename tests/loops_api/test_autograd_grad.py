@@ -70,6 +70,16 @@ def of_all_kinds_at_once(model: nn.Module, distribute: _Distribute) -> Any:
     return _lists(gradients), _lists(again)
 
 
+def zeros_for_parameters_that_are_not_used(model: nn.Module, distribute: _Distribute) -> Any:
+    distribute(model)
+    first, *_, last = model.parameters()
+    found = torch.autograd.grad(model.head(X).sum(), [first, last], materialize_grads=True)
+    kept = torch.autograd.grad(model.head(X).sum(), [first, last], materialize_grads=True, create_graph=True)
+    with pytest.raises(RuntimeError, match="Tensor at index 1 appears to not have been used"):
+        torch.autograd.grad(model.head(X).sum(), [last, first])
+    return _lists(found), _lists(kept), kept[0].requires_grad
+
+
 def a_penalty_on_the_step_taken_inside(model: nn.Module, distribute: _Distribute) -> Any:
     """Sharpness-aware: the gradient moves the weights, and the loss is taken there."""
     distribute(model)
@@ -93,7 +103,14 @@ def a_penalty_on_the_step_taken_inside(model: nn.Module, distribute: _Distribute
 
 @pytest.mark.parametrize(
     "program",
-    [steps_by_hand, what_is_in_grad_stays, of_an_input, of_all_kinds_at_once, a_penalty_on_the_step_taken_inside],
+    [
+        steps_by_hand,
+        what_is_in_grad_stays,
+        of_an_input,
+        of_all_kinds_at_once,
+        zeros_for_parameters_that_are_not_used,
+        a_penalty_on_the_step_taken_inside,
+    ],
 )
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_gradients_are_returned(program: Any, num_ranks: int) -> None:

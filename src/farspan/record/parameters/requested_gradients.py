@@ -47,7 +47,7 @@ def _grad(
     requested = _request(recorder, flat)
     if create_graph:
         gradients = _with_history(recorder, outputs, grad_outputs, flat, requested)
-        return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
+        return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads, requires_grad=True)
     backward = record_backward(recorder, outputs, grad_outputs, bool(retain_graph), requested=requested)
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
@@ -108,18 +108,23 @@ def _found_for(
 
 
 def _as_asked(
-    wanted_tensors: Sequence[Any], known: list[Any], allow_unused: bool | None, materialize_grads: bool
+    wanted_tensors: Sequence[Any],
+    known: list[Any],
+    allow_unused: bool | None,
+    materialize_grads: bool,
+    *,
+    requires_grad: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients, of which those that are None may have to be zeros, or may not be."""
-    if materialize_grads:
-        known = [
-            torch.zeros_like(item.detach()) if gradient is None else gradient
-            for item, gradient in zip(wanted_tensors, known, strict=True)
-        ]
-    elif not allow_unused and any(gradient is None for gradient in known):
+    unused = [number for number, gradient in enumerate(known) if gradient is None]
+    if unused and materialize_grads:
+        for number in unused:
+            item = wanted_tensors[number]
+            known[number] = torch.zeros(item.shape, dtype=item.dtype, device=item.device, requires_grad=requires_grad)
+    elif unused and not allow_unused:
         raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
-            "this is the desired behavior."
+            f"The differentiated Tensor at index {unused[0]} appears to not have been used in the graph. Set "
+            "allow_unused=True if this is the desired behavior."
         )
     return tuple(known)
 
