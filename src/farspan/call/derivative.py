@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from farspan.call.infer.watch import storage_id
+from farspan.call.leaf import swapped
 from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, rebuild
 
@@ -83,8 +84,11 @@ class ModuleDerivative(nn.Module):
             written: The numbers of the arguments that it writes into.
         """
         known = dict(self.module.named_parameters()) if names else {}
-        parameters = [known[name] for name in names]
-        return _differentiate(self._call, (args, kwargs, replaced), gradients, wanted, written, parameters)
+        # A view of each, for what it is given may come of the same parameters: of these another call is the derivative.
+        parameters = [known[name].view_as(known[name]) for name in names]
+        instead = {id(known[name]): view for name, view in zip(names, parameters, strict=True)}
+        with swapped(tuple(self.module.modules()), instead):
+            return _differentiate(self._call, (args, kwargs, replaced), gradients, wanted, written, parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: dict[str, torch.Tensor]) -> Any:
         if replaced:

@@ -144,6 +144,19 @@ class Rectified(nn.Module):
         return self.linear(self.relu(x)) + x
 
 
+def again_and_again(model: Any, x: Tensor) -> Tensor:
+    """One module is called several times on one stage, so that its parameters are behind what it is given."""
+    h = torch.tanh(model.first(x))
+    for _ in range(3):
+        h = torch.tanh(model.norm(h))
+    for _ in range(3):
+        h = torch.tanh(model.first(torch.tanh(model.back(h))))
+    weights = [model.norm.weight, model.back.weight, model.first.weight]
+    slopes = grad(h.square().mean(), weights, create_graph=True)
+    slopes = grad(sum((slope.square().sum() for slope in slopes), h.mean()), weights, create_graph=True)
+    return sum((slope.square().sum() for slope in slopes), model(x).mean())
+
+
 def train(model: Any, loss_of: Callable[[Any, Tensor], Tensor]) -> tuple[list[float], dict[str, Tensor | None]]:
     """Returns the losses; weights and gradients after three steps of two micro-batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -164,7 +177,17 @@ def train(model: Any, loss_of: Callable[[Any, Tensor], Tensor]) -> tuple[list[fl
 
 @pytest.mark.parametrize(
     "loss_of",
-    [penalty, equation, learned_in_two_steps, curvature, inside, forward_derivative, hessian, written_in_place],
+    [
+        penalty,
+        equation,
+        learned_in_two_steps,
+        curvature,
+        inside,
+        forward_derivative,
+        hessian,
+        written_in_place,
+        again_and_again,
+    ],
 )
 def test_the_same_numbers_as_in_one_process_but_for_rounding(loss_of: Callable[[Any, Tensor], Tensor]) -> None:
     wanted_losses, wanted = train(build(), loss_of)

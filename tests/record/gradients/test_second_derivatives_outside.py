@@ -69,6 +69,14 @@ def input_hook(model: Any, x: Tensor, width: Tensor) -> Tensor:
     return inner.square().sum() * slope.sum() * width
 
 
+def one_behind_another(model: Any, x: Tensor, width: Tensor) -> Tensor:
+    """Gradient comes to `near` from the model, and by way of what is computed of it."""
+    near = x * 2
+    far = model.inner(torch.cat((near * 3, near), 1)).tanh()
+    gradients = grad(model.last(far).sum() + (far[:, :3] * near).sin().sum(), [near, x], create_graph=True)
+    return (gradients[0] * gradients[1]).sum() * width
+
+
 def train(model: Any, loss_of: Callable[[Any, Tensor, Tensor], Tensor]) -> list[Any]:
     width = torch.tensor(1.2, dtype=DTYPE, requires_grad=True)
     optimizer, found = torch.optim.Adam([*model.parameters(), width], lr=1e-2), list[Any]()
@@ -82,7 +90,7 @@ def train(model: Any, loss_of: Callable[[Any, Tensor, Tensor], Tensor]) -> list[
     return [*found, *(parameter.tolist() for parameter in model.parameters())]
 
 
-@pytest.mark.parametrize("loss_of", [forces, hard_constraint, parameter_hooks, input_hook])
+@pytest.mark.parametrize("loss_of", [forces, hard_constraint, one_behind_another, parameter_hooks, input_hook])
 def test_the_same_numbers_as_in_one_process_but_for_rounding(
     loss_of: Callable[[Any, Tensor, Tensor], Tensor],
 ) -> None:

@@ -115,8 +115,12 @@ class _Walk:
                     arrived.append((value.data, gradient))
             elif value in self.requested.values:
                 found[value] = gradient
+        gone_on_from = {id(root) for root, _ in arrived}
         for source, gradient in self._outside.record(self.recorder, arrived):
-            self._add(found, id(source), gradient)
+            if id(source) in gone_on_from:
+                found[id(source)] = gradient  # what has come there is part of it
+            else:
+                self._add(found, id(source), gradient)
         return {key: after_hooks(gradient, self._hooks_on(key)) for key, gradient in found.items()}
 
     def _hooks_on(self, key: Any) -> list[Any]:
