@@ -179,3 +179,72 @@ def test_sparse_gradients_may_be_stepped(is_large: bool, monkeypatch: pytest.Mon
 
     wanted = program(build())
     assert on_ranks(2, lambda model: program(farspan.distribute(model)), build) == [wanted, wanted]
+
+
+class _Scaled(nn.Module):
+    """Its parameters are small: what a rank computes of them is known to all ranks once it has been computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(X.shape[1], X.shape[1])
+        for p in self.linear.parameters():
+            p.data = torch.linspace(-0.2, 0.3, p.numel()).view(p.shape)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.linear(x)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_hook_after_a_step_keeps_averages_of_all_parameters(is_plain: bool) -> None:
+    """It is of the program, and not of the step: what it writes into is every rank's, and it may read that at once."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        model = nn.Sequential(_Scaled(), _Scaled(), model)
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        averages = [torch.zeros(p.shape) if is_plain else p.detach().clone() for p in model.parameters()]
+        norms: list[Any] = []
+
+        def average(*_: Any) -> None:
+            with torch.no_grad():
+                for kept, p in zip(averages, model.parameters(), strict=True):
+                    kept.lerp_(p, 0.5)
+                    norms.append(kept.tolist())
+
+        handle = optimizer.register_step_post_hook(average)
+        pre: list[float] = []
+        optimizer.register_step_pre_hook(
+            lambda *_: pre.append(sum(p.grad.sum().item() for p in model.parameters() if p.grad is not None))
+        )
+        seen = _train(model, optimizer)
+        handle.remove()
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        hooks: Any = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        return seen, [kept.tolist() for kept in averages], norms, pre, list(map(len, hooks))
+
+    same_everywhere(program, 2)
+
+
+def test_what_a_step_writes_into_tensors_of_the_program_is_what_is_read_in_it_and_after_it() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        model = nn.Sequential(_Scaled(), _Scaled(), model)
+        distribute(model)
+        slow = [p.detach().clone() for p in model.parameters()]
+        seen: list[Any] = []
+
+        class Lookahead(torch.optim.Optimizer):
+            def step(self, closure: Any = None) -> None:  # type: ignore[override]
+                with torch.no_grad():
+                    for p, kept in zip(self.param_groups[0]["params"], slow, strict=True):
+                        p.add_(p.grad, alpha=-0.1)
+                        kept.data.lerp_(p.data, 0.5)
+                        kept.mul_(0.99)
+                        seen.append(kept.tolist())
+
+        first = _train(model, Lookahead(model.parameters(), {}))
+        return first, seen, [kept.tolist() for kept in slow]
+
+    same_everywhere(program, 2)

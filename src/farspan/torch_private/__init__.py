@@ -23,10 +23,12 @@ from farspan.torch_private.autograd import saved_by as saved_by
 from farspan.torch_private.autograd import shape_at as shape_at
 from farspan.torch_private.autograd import with_history as with_history
 from farspan.torch_private.calls import NAMES_A_STRETCH as NAMES_A_STRETCH
+from farspan.torch_private.calls import call_inside_step_hooks as call_inside_step_hooks
 from farspan.torch_private.calls import call_without_compiling as call_without_compiling
 from farspan.torch_private.calls import check_release as check_release
 from farspan.torch_private.calls import compile_what_it_calls as compile_what_it_calls
 from farspan.torch_private.calls import compiling_nothing as compiling_nothing
+from farspan.torch_private.calls import forget_inside_step_hooks as forget_inside_step_hooks
 from farspan.torch_private.calls import has_step_hooks as has_step_hooks
 from farspan.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
 from farspan.torch_private.calls import is_compiled as is_compiled

@@ -27,6 +27,8 @@ __all__ = [
     "not_passed_on",
     "put_module_apply",
     "recompute_through",
+    "call_inside_step_hooks",
+    "forget_inside_step_hooks",
     "has_step_hooks",
     "load_between_hooks",
     "watch_backward_hooks",
@@ -58,10 +60,36 @@ NAMES_A_STRETCH: frozenset[Any] = frozenset(
 """What `torch.profiler.record_function` calls, as around each step of an optimizer: it has nothing to do with data."""
 
 
+_INSIDE: Any = "farspan"
+"""The key of what is called inside the hooks of an optimizer: theirs are numbers."""
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether hooks are called around its steps, beside one before and one after those of all optimizers."""
     of_all = max(len(_optimizers._global_optimizer_pre_hooks), len(_optimizers._global_optimizer_post_hooks))
-    return of_all > 1 or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return of_all > 1 or any(len(each) > (_INSIDE in each) for each in hooks)
+
+
+def call_inside_step_hooks(
+    optimizer: torch.optim.Optimizer, before: Callable[..., Any], after: Callable[..., Any]
+) -> None:
+    """Let the step that has begun to call its hooks call `before` as the last of those before it, and `after` as the
+    first of those after it, as hooks are called.
+    """
+    forget_inside_step_hooks(optimizer)
+    first: Any = optimizer._optimizer_step_pre_hooks
+    last: Any = optimizer._optimizer_step_post_hooks
+    others = dict(last)  # wrappers of optimizers have plain dictionaries here
+    last.clear()
+    first[_INSIDE], last[_INSIDE] = before, after
+    last.update(others)
+
+
+def forget_inside_step_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Undo `call_inside_step_hooks`, once all hooks of the optimizer itself have been called."""
+    optimizer._optimizer_step_pre_hooks.pop(_INSIDE, None)
+    optimizer._optimizer_step_post_hooks.pop(_INSIDE, None)
 
 
 def load_between_hooks(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from farspan.call.naming import PASS_THROUGH, READERS, SHOWS
 from farspan.call.pytree.template import flatten, shape_of_call
 from farspan.call.wire.checked import damaged
 from farspan.execute.optimizers.own import make_own
@@ -16,8 +17,15 @@ from farspan.graph import Meta
 from farspan.record.tensor import LazyTensor, StubParameter
 
 __all__ = [
-    "has_dynamic_shape",
+    "ASKS",
+    "COMPUTES",
+    "INDEXES",
+    "LIKE",
+    "LISTS",
+    "READS",
+    "WRITES",
     "has_mask",
+    "kind_of",
     "kind_of_call",
     "over_lists",
     "shape_of",
@@ -26,14 +34,35 @@ __all__ = [
     "writes_by_name",
 ]
 
+_T: Any = torch.Tensor
 _RECORDED = (LazyTensor, StubParameter)
+COMPUTES, WRITES, ASKS, READS, LISTS, INDEXES, LIKE = range(1, 8)
+"""Kinds of functions: the last five need no data, the data of all they are given, and each its own way."""
 
 
-def has_dynamic_shape(function: Any) -> bool:
+def _has_dynamic_shape(function: Any) -> bool:
     """Returns whether torch says of a function that the shape of its result depends on data."""
     packet: Any = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
     overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
     return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
+
+
+def kind_of(func: Any) -> int:
+    """Returns what a torch function needs: alike on every rank."""
+    name = getattr(func, "__name__", "")
+    if func in PASS_THROUGH and func not in SHOWS:
+        kind = ASKS
+    elif func in READERS or func in SHOWS or func is torch.tensor or _has_dynamic_shape(func):
+        kind = READS if func is not _T.__deepcopy__ else COMPUTES
+    elif name.startswith(("_foreach_", "_fused_")):
+        kind = LISTS
+    elif func is _T.__getitem__:
+        kind = INDEXES
+    elif func in (_T.view_as, _T.reshape_as, _T.expand_as, _T.type_as):
+        kind = LIKE
+    else:
+        kind = WRITES if writes_by_name(name) else COMPUTES
+    return kind
 
 
 def has_mask(index: Any) -> bool:
@@ -104,6 +133,7 @@ class View(Protocol):
     def stays_replicated(self, tensor: Any) -> bool: ...
     def stage_of(self, tensor: Any) -> int: ...
     def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+    def used(self, tensor: Any) -> Any: ...
     def becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None: ...
     def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> Any: ...
 
@@ -120,6 +150,9 @@ def over_lists(view: View, func: Any, name: str, args: Any, kwargs: Any) -> Any:
             homes[index] = _bring_together(view, args, lists, index, but=0)
         elif home & (home - 1):
             homes[index] = _bring_together(view, args, lists, index, but=view.ranks_of([args[lists[0]][index]]))
+    for place in lists:
+        for tensor in args[place]:
+            view.used(tensor)
     here = [index for index, home in enumerate(homes) if home in (0, view.me)]
     results: list[Any] = [None] * number
     if here:

@@ -27,13 +27,20 @@ from torch.overrides import TorchFunctionMode
 from farspan.call.infer.entry import Unknown, intern, meta_of
 from farspan.call.leaf import Placed
 from farspan.call.modes import current_modes
-from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
+from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten_arguments, map_tensors, rebuild
 from farspan.comm.tensor_bytes import sparse_tensor
 from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.optimizers.functions import (
-    has_dynamic_shape,
+    ASKS,
+    COMPUTES,
+    INDEXES,
+    LIKE,
+    LISTS,
+    READS,
+    WRITES,
     has_mask,
+    kind_of,
     kind_of_call,
     over_lists,
     shape_of,
@@ -42,7 +49,7 @@ from farspan.execute.optimizers.functions import (
     sparse_sizes,
     writes_by_name,
 )
-from farspan.execute.optimizers.own import is_own, make_own
+from farspan.execute.optimizers.own import is_own, make_own, make_replicated
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.ops.overrides import NUMBERS
@@ -57,8 +64,6 @@ __all__ = ["StepView"]
 
 _T: Any = torch.Tensor
 _RECORDED = (LazyTensor, StubParameter)
-_COMPUTES, _WRITES, _ASKS, _READS, _LISTS, _INDEXES, _LIKE = range(1, 8)
-"""Kinds of functions: the last five need no data, the data of all they are given, and each its own way."""
 _FEW, _LARGE = 3, 4096
 """A function of so few tensors runs where the largest is, if that has more elements than this; else everywhere."""
 _MOST_KNOWN = 4096
@@ -78,6 +83,8 @@ class StepView(TorchFunctionMode):
         self._writes: set[Any] = set()
         """Functions that have been seen to write into their first argument, and to return it as it is."""
         self._known: dict[Any, Any] = {}
+        self._used: set[Value] = set()
+        """Values of the program with which this step has computed: it may have written into them, or views of them."""
         self._sparse: dict[str, torch.Tensor] = {}
         """Sparse gradients that this step has asked for, by parameter."""
         self._kinds: dict[Any, int] = {}
@@ -86,19 +93,20 @@ class StepView(TorchFunctionMode):
         """A step begins, until `leave_optimizer` of the recorder."""
         self._bits = [1 << team.leader.rank for team in self.engine.teams]  # stages may have been added
         self._sparse.clear()
+        self._used.clear()
         self.__enter__()
 
     # What a step calls.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = self._kinds.get(func) or self._kind_of(func)
-        if kind == _ASKS:
+        kind = self._kinds.get(func) or self._kinds.setdefault(func, kind_of(func))
+        if kind == ASKS:
             if not types and not kwargs:
                 return func(*args)
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if kind == _LIKE and len(args) == 2:
-            args, kind = (args[0], shape_only(self._meta(args[1]))), _COMPUTES
+        if kind == LIKE and len(args) == 2:
+            args, kind = (args[0], shape_only(self._meta(args[1]))), COMPUTES
         ranks = self.ranks_of(args)
         if kwargs:
             in_kwargs = self.ranks_of(kwargs.values())
@@ -110,23 +118,25 @@ class StepView(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._sparse and any(type(item) is torch.Tensor and item.layout is torch.sparse_coo for item in args):
             return self._with_sparse(kind, func, args, kwargs)
-        if kind <= _WRITES:
-            if kind == _WRITES and self.stays_replicated(args[0]):
+        if kind <= WRITES:
+            if kind == WRITES and self.stays_replicated(args[0]):
                 args, kwargs = self.with_broadcast(args, kwargs)
                 return func(*args, **kwargs)
             if ranks == self.me and not types:
                 return self._kept_own(kind, func(*args, **kwargs), args)
             if ranks != self.me and func in self._writes and not ranks & (ranks - 1) and type(args[0]) in _RECORDED:
+                for item in args:
+                    self.used(item)
                 return args[0]
         return self._seldom(kind, func, args, kwargs, ranks)
 
     def _seldom(self, kind: int, func: Any, args: Any, kwargs: Any, ranks: int) -> Any:
         """Handles all that is neither computed here at once, nor written into on another rank."""
-        if kind == _READS or (kind == _INDEXES and has_mask(args[1])):
+        if kind == READS or (kind == INDEXES and has_mask(args[1])):
             args, kwargs = self.with_broadcast(args, kwargs)
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if kind == _LISTS:
+        if kind == LISTS:
             return over_lists(self, func, name, args, kwargs)
         if ranks & (ranks - 1):
             args, kwargs, ranks = self._brought_together(func, name, args, kwargs)
@@ -140,29 +150,11 @@ class StepView(TorchFunctionMode):
     @staticmethod
     def _kept_own(kind: int, result: Any, args: Any) -> Any:
         """Returns the result of a function of own tensors."""
-        if kind == _WRITES:
+        if kind == WRITES:
             make_own(args[0])
         elif any(item is result for item in args):
             return result  # as `x.to(its own dtype)`: what it was
         return make_own(result)
-
-    def _kind_of(self, func: Any) -> int:
-        """Returns what a torch function needs: alike on every rank."""
-        name = getattr(func, "__name__", "")
-        if func in PASS_THROUGH and func not in SHOWS:
-            kind = _ASKS
-        elif func in READERS or func in SHOWS or func is torch.tensor or has_dynamic_shape(func):
-            kind = _READS if func is not _T.__deepcopy__ else _COMPUTES
-        elif name.startswith(("_foreach_", "_fused_")):
-            kind = _LISTS
-        elif func is _T.__getitem__:
-            kind = _INDEXES
-        elif func in (_T.view_as, _T.reshape_as, _T.expand_as, _T.type_as):
-            kind = _LIKE
-        else:
-            kind = _WRITES if writes_by_name(name) else _COMPUTES
-        self._kinds[func] = kind
-        return kind
 
     def _with_numbers(self, ranks: int, kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Arguments for which torch takes numbers only are broadcast."""
@@ -207,11 +199,19 @@ class StepView(TorchFunctionMode):
             return self.engine.read(tensor._value)  # type: ignore[attr-defined]
         return self._broadcast([tensor])[0]
 
-    @staticmethod
-    def _is_known_to_all(tensor: Any) -> bool:
-        """Returns whether it was recorded by the program: each rank can ask for it alone. A gradient is its owner's."""
-        is_recorded = type(tensor) is LazyTensor and not tensor._is_gradient
+    def _is_known_to_all(self, tensor: Any) -> bool:
+        """Returns whether it is as the program has recorded it: each rank can ask for it alone. A gradient is its
+        owner's."""
+        is_recorded = type(tensor) is LazyTensor and not tensor._is_gradient and tensor._value not in self._used
         return is_recorded and (tensor._value.call is not None or tensor._value.index > 0)
+
+    def used(self, tensor: Any) -> Any:
+        """Notes that its owner computes with a tensor in this step, and returns it: what this rank has got is old."""
+        if self._is_known_to_all(tensor):
+            self._used.add(value := tensor._value)
+            if self._bits[value.stage] != self.me:
+                value.data = value.ticket = None
+        return tensor
 
     def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
         """Returns the arguments with replicated tensors in place of all others, but of those of the ranks in `but`."""
@@ -230,7 +230,7 @@ class StepView(TorchFunctionMode):
         for item, rank in zip(unknown, owners, strict=True):
             meta = self._meta(item)
             broadcast[id(item)] = (
-                self.data(item).detach()
+                make_replicated(self.data(item).detach())
                 if rank == self.engine.rank
                 else torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
             )
@@ -294,7 +294,7 @@ class StepView(TorchFunctionMode):
     def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a function that is given a sparse gradient: what a rank alone has of it is written into there, or
         broadcast."""
-        home = self.ranks_of(args[:1]) if kind == _WRITES else 0
+        home = self.ranks_of(args[:1]) if kind == WRITES else 0
         args, kwargs = self.with_broadcast(args, kwargs, but=home)
         if home not in (0, self.me):
             return args[0]
@@ -338,6 +338,8 @@ class StepView(TorchFunctionMode):
             func(*args, **kwargs)
         for number in entry.mutated:
             self.becomes_known_only(tensors[number], stage)
+        for tensor in tensors:
+            self.used(tensor)
         results = [
             tensors[same] if same >= 0 else self.known_only(meta, stage)
             for same, meta in zip(entry.same_as, entry.metas[: entry.num_results], strict=True)
@@ -394,5 +396,5 @@ class StepView(TorchFunctionMode):
     def data(self, tensor: Any) -> Any:
         """Returns what this rank computes with in place of a recorded tensor of its own."""
         if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self.me:
-            return make_own(self.engine.read(tensor._value))
+            return make_own(self.engine.read(self.used(tensor)._value))
         return tensor

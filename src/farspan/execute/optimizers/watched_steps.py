@@ -19,6 +19,7 @@ from farspan.execute.optimizers.own_share import OwnShares
 from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
 from farspan.execute.optimizers.states import GivenState, for_this_rank, placed_in
 from farspan.execute.optimizers.step_view import StepView
+from farspan.execute.optimizers.steps.program_hooks import between_hooks
 from farspan.execute.process.world import current_engine
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
@@ -38,8 +39,9 @@ def watch_optimizers() -> None:
     global _watched
     if not _watched:
         end_noting_training()
-        register_optimizer_step_pre_hook(_before)
-        register_optimizer_step_post_hook(_after)
+        before, after = between_hooks(_begin_step, _end_step)
+        register_optimizer_step_pre_hook(before)
+        register_optimizer_step_post_hook(after)
         Optimizer.zero_grad = _zero_grad  # type: ignore[method-assign]
         Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
         Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
@@ -199,7 +201,7 @@ def _load(engine: Engine, optimizer: Optimizer, state_dict: Mapping[str, Any]) -
 # Steps.
 
 
-def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+def _begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     raw_state(optimizer)  # it is lent no more
     engine = current_engine()
     placed = [] if engine is None else placed_in(optimizer, engine.recorder.placed)
@@ -355,7 +357,7 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_chang
     }
 
 
-def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _end_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     engine = current_engine()
     if engine is None or not engine.recorder.is_in_optimizer:
         return

@@ -1,0 +1,3 @@
+"""Where the steps of an optimizer begin and end."""
+
+__all__: list[str] = []
