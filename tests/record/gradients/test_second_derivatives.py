@@ -231,7 +231,7 @@ def normalized(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (after_a_read, "which has run already, for a value was read"),
+        (after_a_read, "which has run already: a value was read since"),
         (normalized, "which reads buffers that calls write"),
     ],
 )

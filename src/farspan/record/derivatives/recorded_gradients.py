@@ -25,7 +25,7 @@ from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of, released_error
 from farspan.record.derivatives.gradient_hooks import after_hooks, hooks_on_parameter, hooks_on_value
 from farspan.record.derivatives.outside_graph import OutsideDerivative, OutsideGraph
-from farspan.record.derivatives.refusal import refuse_second_derivatives
+from farspan.record.derivatives.refusal import HAS_RUN, refuse_second_derivatives
 from farspan.record.recorded_backward import value_of_root
 from farspan.record.tensor import LazyTensor, plain_versions
 from farspan.torch_private import hooks_on
@@ -272,7 +272,7 @@ def _cannot_be_called_again(call: Call, leaf: Leaf | None) -> str:
     entry = call.entry
     arguments: Sequence[Any] = call.arguments or ()
     if call.segment.executed:
-        return "which has run already, for a value was read"
+        return HAS_RUN
     if entry.is_random and (entry.is_random_in_python or call.draws is None or call.draws.end is None):
         return "which draws random numbers that are not those of one process, or nobody knows how many"
     if entry.changes or entry.attributes or entry.is_ordered:
