@@ -15,6 +15,7 @@ from torch import nn
 
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import swapped
+from farspan.call.modes import apply_autocast
 from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, rebuild
 
@@ -25,7 +26,8 @@ class FunctionDerivative:
     """The derivative of a torch function as the target of calls; equal for the same function.
 
     Called with the function's arguments, the gradients of its results (None for those without), and the numbers of the
-    tensors among the arguments of which it returns the gradients, and of those that it writes into.
+    tensors among the arguments of which it returns the gradients, and of those that it writes into; and the autocast
+    under which the program asks for the gradients.
     """
 
     __slots__ = ("function",)
@@ -40,9 +42,10 @@ class FunctionDerivative:
         gradients: Sequence[torch.Tensor | None],
         wanted: tuple[int, ...],
         written: tuple[int, ...],
+        autocast: tuple[Any, ...],
     ) -> tuple[torch.Tensor, ...]:
         return _differentiate(
-            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs), gradients, wanted, written
+            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs), gradients, wanted, written, autocast
         )
 
     def __eq__(self, other: object) -> bool:
@@ -71,6 +74,7 @@ class ModuleDerivative(nn.Module):
         wanted: tuple[int, ...],
         names: tuple[str, ...],
         written: tuple[int, ...],
+        autocast: tuple[Any, ...],
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of some arguments, and then those of the parameters of these names.
 
@@ -82,13 +86,16 @@ class ModuleDerivative(nn.Module):
             wanted: The numbers of the arguments, among the tensors in `args`, `kwargs` and `replaced`.
             names: Of parameters, as the module has them.
             written: The numbers of the arguments that it writes into.
+            autocast: Under which the program asks for the gradients.
         """
         known = dict(self.module.named_parameters()) if names else {}
         # A view of each, for what it is given may come of the same parameters: of these another call is the derivative.
         parameters = [known[name].view_as(known[name]) for name in names]
         instead = {id(known[name]): view for name, view in zip(names, parameters, strict=True)}
         with swapped(tuple(self.module.modules()), instead):
-            return _differentiate(self._call, (args, kwargs, replaced), gradients, wanted, written, parameters)
+            return _differentiate(
+                self._call, (args, kwargs, replaced), gradients, wanted, written, autocast, parameters
+            )
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: dict[str, torch.Tensor]) -> Any:
         if replaced:
@@ -102,6 +109,7 @@ def _differentiate(
     gradients: Sequence[torch.Tensor | None],
     wanted: Sequence[int],
     written: Sequence[int],
+    autocast: tuple[Any, ...],
     parameters: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, ...]:
     template, tensors = flatten(given_to_it)
@@ -112,9 +120,10 @@ def _differentiate(
     results += [given_now[number] for number in written]
     sources = [*(again[number] for number in wanted), *parameters]
     roots = [(item, given) for item, given in zip(results, gradients, strict=True) if given is not None]
-    found = torch.autograd.grad(
-        [item for item, _ in roots], sources, [given for _, given in roots], create_graph=True, allow_unused=True
-    )
+    with apply_autocast(autocast):
+        found = torch.autograd.grad(
+            [item for item, _ in roots], sources, [given for _, given in roots], create_graph=True, allow_unused=True
+        )
     memory = {storage_id(item) for item in (*tensors, *(given for _, given in roots))}
     return tuple([_own(item, source, memory) for item, source in zip(found, sources, strict=True)])
 

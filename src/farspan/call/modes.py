@@ -27,6 +27,7 @@ __all__ = [
     "Regions",
     "SavedHooks",
     "Settings",
+    "apply_autocast",
     "apply_modes",
     "current_modes",
     "current_settings",
@@ -86,13 +87,21 @@ def in_region(region: int) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _applied(modes: Modes) -> Iterator[None]:
     grad, _, autocast, settings = modes  # inference mode runs as no_grad: its tensors could not be saved or sent later
-    wanted = {kind: (dtype, cache) for kind, dtype, cache in autocast}
     with contextlib.ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad))
         if settings is not current_settings():
             stack.enter_context(_applied_settings(settings))
+        stack.enter_context(apply_autocast(autocast))
+        yield
+
+
+@contextlib.contextmanager
+def apply_autocast(autocast: tuple[Any, ...]) -> Iterator[None]:
+    """Run the body under autocast as it is in modes, whatever is on outside."""
+    wanted = {kind: (dtype, cache) for kind, dtype, cache in autocast}
+    with contextlib.ExitStack() as stack:
         for kind in _DEVICE_TYPES:
             if kind in wanted:
                 dtype, cache = wanted[kind]

@@ -344,3 +344,36 @@ def test_a_parameter_without_gradient_in_a_module_that_is_called_twice(kind: Cal
     assert None in wanted
     plan = {"heads": "rank:0", "between": "rank:1", "last": "rank:1"}
     assert on_ranks(2, lambda model: program(farspan.distribute(model, plan=plan)), build) == [wanted] * 2
+
+
+class Exact(nn.Module):
+    """Computes in full precision inside of a region of a lower one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.tanh(self.linear(x))
+
+
+@pytest.mark.parametrize("is_forward_exact", [True, False])
+def test_the_backward_of_a_derivative_is_under_the_autocast_of_its_own_line(*, is_forward_exact: bool) -> None:
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            return nn.Sequential(Exact(), Exact(), Exact()) if is_forward_exact else nn.Sequential(Pair(), Exact())
+
+    def program(model: Any) -> Any:
+        x = BATCHES[0, 0].float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_forward_exact):
+            loss = (model(x) if is_forward_exact else model[1](model[0](x, x)[0])).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=not is_forward_exact):
+            (slope,) = grad(loss, x, create_graph=True)
+        slope.square().sum().backward()
+        return slope.tolist(), [None if item.grad is None else item.grad.tolist() for item in model.parameters()]
+
+    wanted = program(build())
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

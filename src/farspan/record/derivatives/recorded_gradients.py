@@ -19,7 +19,7 @@ import torch
 
 from farspan.call.derivative import FunctionDerivative, ModuleDerivative
 from farspan.call.leaf import Leaf
-from farspan.call.modes import apply_modes
+from farspan.call.modes import apply_modes, current_modes
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of, released_error
@@ -76,6 +76,7 @@ class _Walk:
         self.recorder = recorder
         self.requested = requested
         self._outside = OutsideGraph(requested.outside)
+        self._autocast = current_modes()[2]
         self._gradients: dict[Value, torch.Tensor] = {}
         self._of_parameters: dict[str, torch.Tensor] = {}
         self._leads: dict[Value | Call, bool] = {}
@@ -206,11 +207,13 @@ class _Walk:
             if leaf is None:
                 function: Any = call.target
                 target = FunctionDerivative(function)
-                found = self.recorder.record_call(target, (args, kwargs, given, numbers, written), {}, call.stage)
+                found = self.recorder.record_call(
+                    target, (args, kwargs, given, numbers, written, self._autocast), {}, call.stage
+                )
             else:
                 derived = _derivative_of(self.recorder, leaf)
                 given_names = tuple(names.values())
-                arguments = (args, kwargs, replaced, given, numbers, given_names, written)
+                arguments = (args, kwargs, replaced, given, numbers, given_names, written, self._autocast)
                 found = self.recorder.call_leaf(derived, arguments, {})
         self.recorder.current.calls[-1].moment = call.moment
         return list(zip(sources, found, strict=True))
