@@ -154,3 +154,41 @@ def test_a_script_that_never_calls_distribute_is_told_so_once(tmp_path: Path) ->
     assert run_script(tmp_path, FORGETS, 2).error.count(said) == 1
     assert run_script(tmp_path, FORGETS, 1).error == ""
     assert run_script(tmp_path, "print('no training')", 2).error == ""
+
+
+LEAVES_OPEN = """
+import csv
+import torch
+from torch import nn
+import farspan
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+torch.manual_seed(0)
+rows = csv.writer(open("log.csv", "w"))
+data = open("log.bin", "wb")
+net = Net()
+net.log = open("log.txt", "w")
+model = farspan.distribute(net, measure=False)
+for step in range(3):
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    rows.writerow([step, loss.item()])
+    net.log.write(f"{step}\\n")
+    data.write(bytes([step]))
+"""
+
+
+def test_files_that_the_program_leaves_open_are_whole(tmp_path: Path) -> None:
+    """Python closes them when it clears the program's globals, which the model's own class holds."""
+    alone, together = run_plainly(tmp_path, LEAVES_OPEN), run_script(tmp_path, LEAVES_OPEN, 2)
+    assert together.files == alone.files
+    assert {name: (tmp_path / "work" / name).stat().st_size > 2 for name in alone.files} == dict.fromkeys(
+        ("log.csv", "log.bin", "log.txt"), True
+    )

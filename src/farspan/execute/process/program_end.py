@@ -26,7 +26,7 @@ from farspan.execute.engine import Engine
 from farspan.execute.process.exit_code import exit_code, watch_exit
 from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
-from farspan.launch.rank.process_end import at_process_end
+from farspan.launch.rank.process_end import at_process_end, write_open_files
 from farspan.outputs import write_line
 
 __all__ = ["fail_at_end", "watch_end"]
@@ -123,8 +123,7 @@ def _let_torchrun_see(rank: int, router: Router | None) -> None:
 def _exit_as_failed() -> None:
     """Runs after everything that ends engines, for it is registered before."""
     if _exit_codes:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        write_open_files()
         os._exit(_exit_codes[0])
 
 

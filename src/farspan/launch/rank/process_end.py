@@ -7,9 +7,12 @@ handler of its own still has all ranks.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
+import io
 from collections.abc import Callable
 
-__all__ = ["at_process_end", "end_process"]
+__all__ = ["at_process_end", "end_process", "write_open_files"]
 
 _actions: list[Callable[[], None]] = []
 
@@ -24,3 +27,17 @@ def end_process() -> None:
     """Does it now: for a process that ends in another way than Python's own."""
     while _actions:
         _actions.pop()()
+    write_open_files()
+
+
+def write_open_files() -> None:
+    """Writes what the program has left in the buffers of files that it has not closed.
+
+    Python closes such a file once nothing holds it. What farspan still has of the program (its model, whose code holds
+    its globals) is never released, and what is in the buffers would be lost.
+    """
+    everything = gc.get_objects()
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # a text goes into the buffer below it
+        for file in [item for item in everything if issubclass(type(item), kind)]:
+            with contextlib.suppress(OSError, ValueError):  # it has been closed, or its other end has
+                file.flush()
