@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,18 +24,20 @@ from farspan.execute.optimizers.kept_state import (
     parts_beside_state,
     parts_of,
     parts_of_state,
+    raw_state,
     tensors_in,
 )
 from farspan.execute.optimizers.own import is_own, make_known_as, make_own, shown_value
+from farspan.execute.optimizers.states import placed_in
 from farspan.graph import Meta, Value
-from farspan.record.ops.overrides import read_data
+from farspan.record.ops.overrides import read_data, read_recorded
 from farspan.record.saving.parameters import laid_out, reserved_tensor
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.execute.engine import Engine
 
-__all__ = ["keeps_beside_state", "kept_for", "read_kept", "show_to_all", "show_to_step"]
+__all__ = ["keeps_beside_state", "kept_for", "show_to_all", "show_to_step", "whole_state"]
 
 
 def keeps_beside_state(optimizer: Optimizer) -> bool:
@@ -147,7 +150,7 @@ def _held(tensor: torch.Tensor, shown: Value) -> LazyTensor | None:
     return held
 
 
-def read_kept(engine: Engine, state: Any) -> Any:
+def _read_kept(engine: Engine, state: Any) -> Any:
     """Returns a copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at
     most for the small ones, while the large ones get theirs when they are used.
     """
@@ -215,3 +218,21 @@ def _kept_as_given(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
         return LazyTensor.make(Value(intern(meta), item.stage), engine.recorder)
 
     return change_tensors(state, change)
+
+
+def whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
+    """Returns the state of an optimizer with what other ranks keep fetched from there, in plain tensors."""
+    number = engine.values.optimizers.number_of(optimizer)
+    kept, whole = raw_state(optimizer), defaultdict[Any, Any](dict)
+    for placed in placed_in(optimizer, engine.recorder.placed):
+        state = kept.get(placed.tensor)
+        if engine.slices.keeps(optimizer, placed):
+            whole[placed.tensor] = read_recorded(engine.slices.kept_of(optimizer, placed))
+            continue
+        steps_elsewhere = number is not None or engine.recorder.runs_each_backward
+        if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
+            state = engine.values.pull_state(engine.teams[placed.stage].leader.rank, number, placed.name) or state
+        if state is not None:
+            whole[placed.tensor] = _read_kept(engine, state)
+    whole.update((key, _read_kept(engine, state)) for key, state in kept.items() if key not in whole)
+    return whole

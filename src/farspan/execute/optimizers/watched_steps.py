@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from farspan.errors import RecordError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.lent_state import state_in
 from farspan.execute.optimizers.own_share import OwnShares
-from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
+from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, show_to_all, show_to_step, whole_state
 from farspan.execute.optimizers.states import GivenState, for_this_rank, placed_in
 from farspan.execute.optimizers.step_view import StepView
-from farspan.execute.optimizers.steps.program_hooks import between_hooks
+from farspan.execute.optimizers.steps.in_gradient_hooks import check_step_in_hook
 from farspan.execute.process.world import current_engine
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
 from farspan.record.unrecorded import unrecorded
-from farspan.torch_private import load_between_hooks
+from farspan.torch_private import (
+    call_inside_step_hooks,
+    forget_inside_step_hooks,
+    has_step_hooks,
+    load_between_hooks,
+)
 
 __all__ = ["watch_optimizers", "watch_state"]
 
@@ -39,9 +42,8 @@ def watch_optimizers() -> None:
     global _watched
     if not _watched:
         end_noting_training()
-        before, after = between_hooks(_begin_step, _end_step)
-        register_optimizer_step_pre_hook(before)
-        register_optimizer_step_post_hook(after)
+        register_optimizer_step_pre_hook(_before)
+        register_optimizer_step_post_hook(_after)
         Optimizer.zero_grad = _zero_grad  # type: ignore[method-assign]
         Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
         Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
@@ -137,7 +139,7 @@ def _state_dict(optimizer: Optimizer) -> Any:
     if not is_divided:
         _show_all(engine, optimizer)
     own, is_held = raw_state(optimizer), optimizer in engine.values.optimizers.held
-    whole = shards.whole_state(optimizer) if shards is not None and is_divided else _whole_state(engine, optimizer)
+    whole = shards.whole_state(optimizer) if shards is not None and is_divided else whole_state(engine, optimizer)
     _set_state(optimizer, whole)
     try:
         found = _original_state_dict(optimizer)
@@ -147,23 +149,6 @@ def _state_dict(optimizer: Optimizer) -> Any:
             engine.values.optimizers.held.discard(optimizer)
     found["param_groups"] = read_recorded(found["param_groups"])
     return found
-
-
-def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
-    number = engine.values.optimizers.number_of(optimizer)
-    kept, whole = raw_state(optimizer), defaultdict[Any, Any](dict)
-    for placed in placed_in(optimizer, engine.recorder.placed):
-        state = kept.get(placed.tensor)
-        if engine.slices.keeps(optimizer, placed):
-            whole[placed.tensor] = read_recorded(engine.slices.kept_of(optimizer, placed))
-            continue
-        steps_elsewhere = number is not None or engine.recorder.runs_each_backward
-        if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
-            state = engine.values.pull_state(engine.teams[placed.stage].leader.rank, number, placed.name) or state
-        if state is not None:
-            whole[placed.tensor] = read_kept(engine, state)
-    whole.update((key, read_kept(engine, state)) for key, state in kept.items() if key not in whole)
-    return whole
 
 
 @functools.wraps(Optimizer.load_state_dict)
@@ -198,7 +183,38 @@ def _load(engine: Engine, optimizer: Optimizer, state_dict: Mapping[str, Any]) -
     engine.parameters_changed()
 
 
-# Steps.
+# Steps. torch calls the hooks of all optimizers, among them ours, outside of an optimizer's own: the program's hooks
+# around a step are of the program, so it begins behind those before it, and ends before those after it.
+
+
+def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    if has_step_hooks(optimizer) and _is_outermost():
+        call_inside_step_hooks(optimizer, _begin_inside, _end_inside)
+        return None
+    return _begin_step(optimizer, args, kwargs)
+
+
+def _begin_inside(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    return _begin_step(optimizer, args, kwargs) if _is_outermost() else None
+
+
+def _end_inside(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    engine = current_engine()
+    if engine is not None and engine.values.optimizers.depth == 1:  # not a step that the step has called
+        _end_step(optimizer, args, kwargs)
+
+
+def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _end_step(optimizer, args, kwargs)
+    engine = current_engine()
+    if engine is None or not engine.recorder.is_in_optimizer:
+        forget_inside_step_hooks(optimizer)
+
+
+def _is_outermost() -> bool:
+    """Returns whether a step that begins is the program's: not called by another step, or in a gradient hook."""
+    engine = current_engine()
+    return engine is not None and engine.recorder.is_recording and not engine.recorder.is_in_optimizer
 
 
 def _begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -210,7 +226,7 @@ def _begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]
             _average_outside(engine, optimizer)
         return None
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
-        _check_step_in_hook(engine, optimizer)
+        check_step_in_hook(engine, optimizer)
         return None
     engine.recorder.hooks.check_step(placed)
     if not engine.recorder.is_in_optimizer:
@@ -276,32 +292,6 @@ def _shares(engine: Engine) -> OwnShares:
     steps = engine.values.optimizers
     steps.shares = steps.shares or OwnShares()
     return steps.shares
-
-
-def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
-    """The step is called while a backward runs, at the owner of the parameter whose hook it is."""
-    placed = placed_in(optimizer, engine.recorder.placed)
-    if not engine.recorder.runs_each_backward:
-        raise RecordError(
-            "optimizer.step() is called in a gradient hook.",
-            why="the backward runs when all micro-batches of the step have been recorded: the parameters would\n"
-            "change while later ones still need them.",
-            hint="parameter.register_post_accumulate_grad_hook(hook), with an optimizer for each parameter",
-        )
-    if engine.groups.num_groups > 1:
-        raise RecordError(
-            "optimizer.step() is called in a gradient hook, in a program with data_parallel.",
-            why="the hook sees the gradient of one group; what is averaged over the groups comes after the backward.",
-            hint="optimizer.step() after loss.backward()",
-        )
-    others = [item.name for item in placed if not item.is_owned]
-    if others:
-        raise RecordError(
-            "optimizer.step() is called in a gradient hook, for parameters of several ranks.",
-            why=f"the hook runs where its parameter lives; {others[0]} lives on another rank.",
-            hint="an optimizer for each parameter, or optimizer.step() after loss.backward()",
-        )
-    engine.values.optimizers.add_in_hook(optimizer, [item.name for item in placed])
 
 
 def _run_recorded(engine: Engine, reason: str, optimizer: Optimizer) -> None:

@@ -1,3 +1,3 @@
-"""Where the steps of an optimizer begin and end."""
+"""Steps that are called in another way than by the loop."""
 
 __all__: list[str] = []
