@@ -73,9 +73,9 @@ LINK_SILENT_S = 8.5
 LOOK_S = 1.0
 """The interval at which links are checked; as often the hub sends a frame over each that has nothing else to do."""
 _LINK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-_RESENT_AT, _PROBES_AT, _LAST_ACK_AT, _WINDOW_AT = 2, 3, 56, 228
-"""Offsets in Linux' `struct tcp_info` of tcpi_retransmits, tcpi_probes, tcpi_last_ack_recv in milliseconds, and (since
-Linux 5.4) of tcpi_snd_wnd."""
+_RESENT_AT, _PROBES_AT, _LAST_SIGNS_AT, _WINDOW_AT = 2, 3, 52, 228
+"""Offsets in Linux' `struct tcp_info` of tcpi_retransmits, of tcpi_probes, of tcpi_last_data_recv and, next to it,
+tcpi_last_ack_recv in milliseconds, and (since Linux 5.4) of tcpi_snd_wnd."""
 _MOST_PROBES = 2
 """Probes of a full window that may be without answer."""
 
@@ -283,9 +283,9 @@ def silence_s(sock: socket.socket) -> float:
     silent; a link that is cut is. (TCP_USER_TIMEOUT would take the former for the latter once its buffer is full.)
     """
     info = _info(sock)
-    if len(info) < _LAST_ACK_AT + 4 or _has_no_room(info):
+    if len(info) < _LAST_SIGNS_AT + 8 or _has_no_room(info):
         return 0.0
-    return struct.unpack_from("=I", info, _LAST_ACK_AT)[0] / 1e3
+    return min(struct.unpack_from("=2I", info, _LAST_SIGNS_AT)) / 1e3  # data with no new ack leave that one as it was
 
 
 def is_resending(sock: socket.socket) -> bool:
