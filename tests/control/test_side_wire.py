@@ -4,6 +4,7 @@ import random
 import socket
 import struct
 import time
+from typing import Any
 
 import pytest
 
@@ -132,23 +133,29 @@ def test_an_end_that_does_not_read_is_not_silent():
 
 
 class Told:
-    """A socket of which the system says this; the offsets are those of Linux' `struct tcp_info`."""
+    """A socket of which the system says this."""
 
-    def __init__(self, *, data_ms: int, ack_ms: int, window: int, num_probes: int = 0):
-        self.info = bytearray(232)
-        self.info[3] = num_probes
-        struct.pack_into("=2I", self.info, 52, data_ms, ack_ms)
-        struct.pack_into("=I", self.info, 228, window)
+    def __init__(self, info):
+        self.info = info
 
     def getsockopt(self, level, option, size):
         return bytes(self.info[:size])
 
 
+def told(*, data_ms: int, ack_ms: int, window: int, num_probes: int = 0) -> Any:
+    """Returns a socket with Linux' `struct tcp_info` of a connection."""
+    info = bytearray(232)
+    info[3] = num_probes
+    struct.pack_into("=2I", info, 52, data_ms, ack_ms)
+    struct.pack_into("=I", info, 228, window)
+    return Told(info)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system does not say what it knows of a connection")
 def test_what_is_a_sign_of_life():
     """Data that acknowledge nothing new are one: who only received for long was taken for one behind a cut link."""
-    assert silence_s(Told(data_ms=100, ack_ms=60_000, window=65_536)) == 0.1
-    assert silence_s(Told(data_ms=60_000, ack_ms=100, window=65_536)) == 0.1
-    assert silence_s(Told(data_ms=60_000, ack_ms=50_000, window=65_536)) == 50.0
-    assert silence_s(Told(data_ms=60_000, ack_ms=50_000, window=0, num_probes=1)) == 0.0
-    assert silence_s(Told(data_ms=60_000, ack_ms=50_000, window=0, num_probes=3)) == 50.0  # and it has gone since
+    assert silence_s(told(data_ms=100, ack_ms=60_000, window=65_536)) == 0.1
+    assert silence_s(told(data_ms=60_000, ack_ms=100, window=65_536)) == 0.1
+    assert silence_s(told(data_ms=60_000, ack_ms=50_000, window=65_536)) == 50.0
+    assert silence_s(told(data_ms=60_000, ack_ms=50_000, window=0, num_probes=1)) == 0.0
+    assert silence_s(told(data_ms=60_000, ack_ms=50_000, window=0, num_probes=3)) == 50.0  # and it has gone since
