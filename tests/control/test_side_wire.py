@@ -112,28 +112,29 @@ def test_who_has_not_read_yet_does_not_take_that_for_silence(monkeypatch):
 def test_an_end_that_does_not_read_is_not_silent():
     """Its system is asked at ever longer intervals whether there is room: after 20 s a busy rank was taken for lost."""
 
-    def send(size: int) -> None:
+    def send_all_there_is_room_for() -> None:
         while True:
-            ours.send(bytes(size))
+            ours.send(bytes(1 << 20))
 
-    address = ("127.0.0.1", 0)
-    with socket.create_server(address) as server, socket.create_connection(server.getsockname()) as ours:
-        theirs = server.accept()[0]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+        server.accept()[0],
+    ):
         ours.settimeout(0.5)
         end, last_ack_s = time.monotonic() + 30.0, 0.0
         while last_ack_s < 0.9 and time.monotonic() < end:
             with pytest.raises(TimeoutError):
-                send(1 << 20)
+                send_all_there_is_room_for()
             info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
             last_ack_s = struct.unpack_from("=I", info, 56)[0] / 1e3
         assert last_ack_s >= 0.9
         assert silence_s(ours) == 0.0
         assert not is_resending(ours)
-        theirs.close()
 
 
-class Told:
-    """A socket of which the system says this."""
+class SocketWithInfo:
+    """What the system knows of its connection is given."""
 
     def __init__(self, info):
         self.info = info
@@ -142,20 +143,20 @@ class Told:
         return bytes(self.info[:size])
 
 
-def told(*, data_ms: int, ack_ms: int, window: int, num_probes: int = 0) -> Any:
+def socket_with(*, data_ms: int, ack_ms: int, window: int, num_probes: int = 0) -> Any:
     """Returns a socket with Linux' `struct tcp_info` of a connection."""
     info = bytearray(232)
     info[3] = num_probes
     struct.pack_into("=2I", info, 52, data_ms, ack_ms)
     struct.pack_into("=I", info, 228, window)
-    return Told(info)
+    return SocketWithInfo(info)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system does not say what it knows of a connection")
 def test_what_is_a_sign_of_life():
     """Data that acknowledge nothing new are one: who only received for long was taken for one behind a cut link."""
-    assert silence_s(told(data_ms=100, ack_ms=60_000, window=65_536)) == 0.1
-    assert silence_s(told(data_ms=60_000, ack_ms=100, window=65_536)) == 0.1
-    assert silence_s(told(data_ms=60_000, ack_ms=50_000, window=65_536)) == 50.0
-    assert silence_s(told(data_ms=60_000, ack_ms=50_000, window=0, num_probes=1)) == 0.0
-    assert silence_s(told(data_ms=60_000, ack_ms=50_000, window=0, num_probes=3)) == 50.0  # and it has gone since
+    assert silence_s(socket_with(data_ms=100, ack_ms=60_000, window=65_536)) == 0.1
+    assert silence_s(socket_with(data_ms=60_000, ack_ms=100, window=65_536)) == 0.1
+    assert silence_s(socket_with(data_ms=60_000, ack_ms=50_000, window=65_536)) == 50.0
+    assert silence_s(socket_with(data_ms=60_000, ack_ms=50_000, window=0, num_probes=1)) == 0.0
+    assert silence_s(socket_with(data_ms=60_000, ack_ms=50_000, window=0, num_probes=3)) == 50.0  # gone since

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import io
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["at_process_end", "end_process", "write_open_files"]
 
@@ -36,8 +37,9 @@ def write_open_files() -> None:
     Python closes such a file once nothing holds it. What farspan still has of the program (its model, whose code holds
     its globals) is never released, and what is in the buffers would be lost.
     """
-    everything = gc.get_objects()
-    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # a text goes into the buffer below it
-        for file in [item for item in everything if issubclass(type(item), kind)]:
-            with contextlib.suppress(OSError, ValueError):  # it has been closed, or its other end has
-                file.flush()
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
+    files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # a text goes into the buffer below it
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # it has been closed, or its other end has
+            file.flush()

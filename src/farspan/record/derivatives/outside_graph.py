@@ -28,7 +28,7 @@ _TO_COMPUTED = "it goes through operations outside of the model that are not lin
 
 
 class _Behind(NamedTuple):
-    """What is behind a tensor outside of the model."""
+    """Says where the gradient of a tensor outside of the model goes on to, in autograd's graph of plain tensors."""
 
     sources: list[torch.Tensor]
     """The requested tensors to which its gradient goes on."""
