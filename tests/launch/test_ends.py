@@ -42,9 +42,7 @@ def test_a_forked_child_that_ends_leaves_the_run_alone(tmp_path: Path, ends: str
 
 
 def test_what_the_program_does_at_its_end_still_has_all_ranks(tmp_path: Path) -> None:
-    """The handler was there before `distribute`: the ranks had left when it ran, and the file stayed empty; later they
-    were there, but what carries tensors between processes of a host had been closed, and a step failed.
-    """
+    """The handler was there before `distribute`: the ranks had left when it ran, and the file stayed empty."""
     script = tmp_path / "script.py"
     prepares = "@atexit.register\ndef save():\n    weights = [p.sum().item() for p in model.parameters()]\n"
     script.write_text(

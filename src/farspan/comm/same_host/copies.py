@@ -163,7 +163,7 @@ class SameHostTransport:
         self._in, self._out = Packet(_HEADER.size, INLINE_BYTES), Packet(_HEADER.size, INLINE_BYTES)
         # Runs before the tensors go that a peer may be reading, so that it cannot take what comes after for them.
         self.close = weakref.finalize(self, _close, os.getpid(), self._sockets, list(peers), self._epoll)
-        self.close.atexit = False  # what the program has registered to run at its end may still send
+        self.close.atexit = False  # what waits may run at the end of the process
 
     @classmethod
     def join(cls, rank: int, exchange: Exchange, deadline_s: float) -> SameHostTransport | None:
