@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import torch
 
@@ -14,6 +15,8 @@ __all__ = ["Agreement"]
 
 _DIGEST_BYTES = 8
 _MOST_SHOWN = 500
+_FOUND = struct.Struct("<qQQ")
+"""The number of the first line that differs, or -1, and how many lines rank 0 and the other rank have."""
 
 
 class Agreement:
@@ -40,22 +43,33 @@ class Agreement:
         other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
         if other is None:
             return
-        # The texts may be long, and the ranks many: only two say more, first a few bytes of each line, then the line
-        # that differs.
-        lines = text.splitlines()
-        is_shown = self.side.rank in (0, other)
-        parts = self.gather(f"lines of the {what}", b"".join(map(_digest, lines)) if is_shown else b"")
-        ours, theirs = _split(parts[0]), _split(parts[other])
-        at = next((number for number, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-        line = lines[at].strip() if is_shown and at is not None else ""
+        lines = text.splitlines() if self.side.rank in (0, other) else []
+        at, counts = self._first_difference(what, lines, other)
+        line = lines[at].strip() if at is not None and lines else ""
         shown = [blob.decode(errors="replace") for blob in self.gather("the line", line.encode()[:_MOST_SHOWN])]
         raise DivergenceError(
             f"ranks 0 and {other} call farspan.distribute with different {what}s.",
-            why=f"rank 0 has {len(ours)} entries, rank {other} has {len(theirs)}"
+            why=f"rank 0 has {counts[0]} entries, rank {other} has {counts[1]}"
             if at is None
             else f"rank 0: {shown[0]}\nrank {other}: {shown[other]}",
             hint="build the same model with the same arguments on every rank",
         )
+
+    def _first_difference(self, what: str, lines: list[str], other: int) -> tuple[int | None, tuple[int, int]]:
+        """Returns the number of the first of the `lines` that differs between rank 0 and rank `other`, None if one text
+        goes on where the other ends, and how many lines each has.
+
+        The texts may be long and the ranks many: rank 0 alone gets a few bytes of each line of the other rank.
+        """
+        digests = b"".join(map(_digest, lines))
+        theirs = self.gather_at(0, f"lines of the {what}", digests if self.side.rank == other else b"")
+        found = b""
+        if theirs:
+            pairs = enumerate(zip(_split(digests), _split(theirs[other]), strict=False))
+            at = next((number for number, (our, their) in pairs if our != their), -1)
+            found = _FOUND.pack(at, len(lines), len(theirs[other]) // _DIGEST_BYTES)
+        at, ours, others = _FOUND.unpack(self.broadcast(f"first difference of the {what}", found, 0))
+        return (None if at < 0 else at), (ours, others)
 
     def share_generators(self) -> None:
         """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
