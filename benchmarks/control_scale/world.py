@@ -33,7 +33,7 @@ from farspan.control.wire import Frame, encode, send_all  # noqa: E402
 
 DEADLINE_S = 300.0
 _SECRET = "benchmark"
-_HEAD = struct.Struct("<?dII")
+_HEAD = struct.Struct("<?dfffII")
 _NUM_PARAMETERS = 47
 """Of a rank: 61 layers of 256 experts with three matrices each, over 1,000 ranks."""
 _NUM_LOSSES = 8
@@ -50,9 +50,10 @@ def begin(number: int) -> dict[str, Any]:
 
 
 def part(rank: int, world_size: int) -> bytes:
-    """What a rank says at the end of a step: its busy seconds, which of its parameters have a gradient, its losses."""
+    """What a rank says at the end of a step: its busy seconds and pace, which of its parameters have a gradient, its
+    losses."""
     losses = bytes(4 * _NUM_LOSSES) if rank == world_size - 1 else b""
-    return _HEAD.pack(False, 0.001 * rank, _NUM_PARAMETERS, 1) + b"\1" + losses
+    return _HEAD.pack(False, 0.001 * rank, 0.001, 0.001, 0.002, _NUM_PARAMETERS, 1) + b"\1" + losses
 
 
 def step(channels: list[SideChannel], number: int) -> None:

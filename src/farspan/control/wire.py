@@ -16,8 +16,7 @@ import secrets
 import socket
 import struct
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +25,7 @@ __all__ = [
     "LINK_DEAD_S",
     "LINK_SILENT_S",
     "LOOK_S",
+    "MAX_BUFFERS",
     "MAX_HEADER_BYTES",
     "MAX_HELLO_BYTES",
     "MAX_PAYLOAD_BYTES",
@@ -60,10 +60,12 @@ MAX_PAYLOAD_BYTES = 64 << 20
 """Limit on one frame of the side channel."""
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
+_from_text = json.JSONDecoder().raw_decode
 _PREFIX = struct.Struct("!4sIQ")
 _MAGIC = b"FSC1"
 _SCRATCH_BYTES = 64 << 10
-_MAX_BUFFERS = 16
+_NOTHING = memoryview(b"")
+MAX_BUFFERS = 16
 """Limit on the buffers of one system call; systems limit their number."""
 
 LINK_DEAD_S = 6.0
@@ -84,8 +86,7 @@ class ProtocolError(Exception):
     """The connection has brought something that is not one of our frames."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     header: Header
     payload: Buffer
 
@@ -141,7 +142,7 @@ def advance(buffers: list[Buffer], sent: int) -> list[Buffer]:
 def send_all(sock: socket.socket, buffers: list[Buffer]) -> None:
     """Sends on a blocking socket; several buffers in one system call, so that a small frame is one packet."""
     while buffers:
-        buffers = advance(buffers, sock.sendmsg(buffers[:_MAX_BUFFERS]))
+        buffers = advance(buffers, sock.sendmsg(buffers[:MAX_BUFFERS]))
 
 
 class FrameReader:
@@ -171,8 +172,8 @@ class FrameReader:
         self._begin = 0
         self._end = 0
         self._header: Header | None = None
-        self._target: bytearray | memoryview = bytearray()
-        self._rest = memoryview(b"")
+        self._target: bytearray | memoryview = _NOTHING
+        self._rest = _NOTHING
 
     def read(self, sock: socket.socket) -> list[Frame]:
         """Makes one `recv_into`, and returns the frames that it completed.
@@ -221,11 +222,14 @@ class FrameReader:
 
     def _start_payload(self, header: Header, size: int) -> None:
         self._header = header
-        self._target = self.place(header, size) if self.place and size else bytearray(size)
         here = min(size, self._end - self._begin)
-        view = memoryview(self._target)
-        view[:here] = memoryview(self._scratch)[self._begin : self._begin + here]
-        self._rest = view[here:]
+        if here == size and self.place is None:
+            self._target = self._scratch[self._begin : self._begin + size]
+        else:
+            self._target = self.place(header, size) if self.place and size else bytearray(size)
+            view = memoryview(self._target)
+            view[:here] = memoryview(self._scratch)[self._begin : self._begin + here]
+            self._rest = view[here:]
         self._begin += here
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -234,7 +238,7 @@ class FrameReader:
         assert self._header is not None
         frame = Frame(self._header, self._target)
         # No view may stay behind: the receiver may want to resize or hand on its buffer.
-        self._header, self._target, self._rest = None, bytearray(), memoryview(b"")
+        self._header, self._target, self._rest = None, _NOTHING, _NOTHING
         return frame
 
     def _make_room(self, needed: int) -> None:
@@ -249,9 +253,12 @@ class FrameReader:
 
 def _header_of(text: bytes | bytearray) -> Header:
     try:
-        header = json.loads(text)
+        words = text.decode("ascii")
+        header, end = _from_text(words)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a header that is no JSON: {error}") from None
+    if end != len(words):
+        raise ProtocolError(f"a header of {len(words)} characters, of which {len(words) - end} are left over")
     if not isinstance(header, dict):
         raise ProtocolError("a header that is no object")
     return cast("Header", header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import selectors
@@ -9,7 +10,17 @@ import socket
 import time
 from collections import deque
 
-from farspan.control.wire import LINK_DEAD_S, LINK_SILENT_S, Buffer, FrameReader, is_resending, nonce, silence_s
+from farspan.control.wire import (
+    LINK_DEAD_S,
+    LINK_SILENT_S,
+    MAX_BUFFERS,
+    Buffer,
+    FrameReader,
+    advance,
+    is_resending,
+    nonce,
+    silence_s,
+)
 
 __all__ = ["Connection"]
 
@@ -48,18 +59,21 @@ class Connection:
             pass  # reading will say what it is
         return False
 
+    def send(self, buffers: list[Buffer]) -> None:
+        """Sends as much as the socket takes now; the rest is queued."""
+        if not self.queue and len(buffers) <= MAX_BUFFERS:
+            with contextlib.suppress(BlockingIOError):
+                buffers = advance(buffers, self.sock.sendmsg(buffers))
+        self.queue.extend(buffers)
+
     def flush(self) -> None:
-        """Sends as much as the socket takes now."""
+        """Sends as much as the socket takes now of what is queued."""
         while self.queue:
+            buffers = list(itertools.islice(self.queue, MAX_BUFFERS))
             try:
-                # 16 at a time: system calls limit the number of buffers.
-                sent = self.sock.sendmsg(list(itertools.islice(self.queue, 16)))
+                left = advance(buffers, self.sock.sendmsg(buffers))
             except BlockingIOError:
                 return
-            while sent:
-                first = self.queue[0]
-                if sent < len(first):
-                    self.queue[0] = memoryview(first)[sent:]
-                    break
-                sent -= len(first)
+            for _ in buffers:
                 self.queue.popleft()
+            self.queue.extendleft(reversed(left))

@@ -210,8 +210,7 @@ class HubServer:
             self._drop(conn)
         for conn in list(self._by_rank.values()):
             if not conn.queue:
-                conn.queue.extend(_BEAT)
-                self._flush(conn)
+                self._send(conn, _BEAT)
         if self._uplink is not None and self._uplink.is_silent():
             self._lose_parent(is_silent=True)
         self._outbox.extend(self._node.on_tick())
@@ -241,8 +240,7 @@ class HubServer:
         conn = Connection(sock, FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0))
         self._selector.register(sock, selectors.EVENT_READ, conn)
         self._strangers[conn] = None
-        conn.queue.extend(encode({"t": "challenge", "nonce": conn.nonce}))
-        self._flush(conn)
+        self._send(conn, encode({"t": "challenge", "nonce": conn.nonce}))
         if len(self._strangers) > _MAX_STRANGERS:
             self._drop(next(iter(self._strangers)))
 
@@ -296,19 +294,16 @@ class HubServer:
             refusal = f"rank {hello['rank']} has connected before"
         if refusal:
             self._warn(conn, "was refused: %s", refusal)
-            conn.queue.extend(encode({"t": "refused", "why": refusal}))
             conn.last_words = True
-            self._flush(conn)
+            self._send(conn, encode({"t": "refused", "why": refusal}))
             return
         rank: int = hello["rank"]
         conn.rank = rank
         conn.reader.max_header, conn.reader.max_payload = MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
         self._by_rank[rank] = conn
         proven = proof(self._secret, "hub", conn.nonce, hello["nonce"], rank, hello["world_size"])
-        conn.queue.extend(encode({"t": "welcome", "proof": proven}))
-        conn.queue.extend(self._kept.pop(rank, ()))
         self._outbox.extend(self._node.on_joined(rank))
-        self._flush(conn)
+        self._send(conn, [*encode({"t": "welcome", "proof": proven}), *self._kept.pop(rank, ())])
 
     def _deliver(self) -> None:
         while self._outbox:
@@ -319,18 +314,22 @@ class HubServer:
                     if client != PARENT:
                         self._queue_for(client, buffers)
                     elif self._uplink is not None:
-                        self._queue(self._uplink, buffers)
+                        self._send(self._uplink, buffers)
 
     def _queue_for(self, client: int, buffers: list[Buffer]) -> None:
         conn = self._by_rank.get(client)
         if conn is not None:
-            self._queue(conn, buffers)
+            self._send(conn, buffers)
         elif client not in self._node.joined:
             self._kept.setdefault(client, []).extend(buffers)
 
-    def _queue(self, conn: Connection, buffers: list[Buffer]) -> None:
-        conn.queue.extend(buffers)
-        self._flush(conn)
+    def _send(self, conn: Connection, buffers: list[Buffer]) -> None:
+        try:
+            conn.send(buffers)
+        except OSError as error:
+            self._lose(conn, error)
+            return
+        self._note_sent(conn)
 
     def _flush(self, conn: Connection) -> None:
         try:
@@ -338,6 +337,9 @@ class HubServer:
         except OSError as error:
             self._lose(conn, error)
             return
+        self._note_sent(conn)
+
+    def _note_sent(self, conn: Connection) -> None:
         if conn.last_words and not conn.queue:
             self._drop(conn)
             return

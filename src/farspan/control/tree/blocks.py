@@ -44,12 +44,14 @@ def ranges_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1_000)
 def ranks_in(ranges: tuple[tuple[int, int], ...], world_size: int) -> tuple[int, ...]:
-    """Returns the ranks in ranges that another rank has sent."""
+    """Returns the ranks in ranges that another rank has sent, each once."""
     found: list[int] = []
     for first, last in ranges:
         if not 0 <= first <= last < world_size:
             raise ProtocolError(f"ranks {first} to {last} of {world_size}")
         found += range(first, last + 1)
+    if len(set(found)) != len(found):
+        raise ProtocolError(f"{len(found)} ranks, some of them more than once")
     return tuple(found)
 
 
@@ -60,11 +62,19 @@ class _Block(NamedTuple):
     sizes: Sequence[int]
     """The size of each rank's part; one size, where the parts are all the same."""
     data: Buffer
+    encoded: Buffer = b""
+    """All of it, where it has come from another node."""
+
+    @property
+    def num_ranks(self) -> int:
+        return sum([last - first + 1 for first, last in self.ranges])
 
     def is_same_for_all(self) -> bool:
         return len(self.sizes) == 1
 
     def encode(self) -> list[Buffer]:
+        if self.encoded:
+            return [self.encoded]
         numbers = [*chain.from_iterable(self.ranges), *self.sizes]
         head = _HEAD.pack(len(self.ranges), len(self.sizes), len(self.data))
         return [head, struct.pack(f"!{len(numbers)}I", *numbers), self.data]
@@ -76,7 +86,7 @@ def _blocks_in(payload: Buffer) -> list[_Block]:
     try:
         while at < len(view):
             num_ranges, num_sizes, num_bytes = _HEAD.unpack_from(view, at)
-            begin = at + _HEAD.size
+            first, begin = at, at + _HEAD.size
             numbers = struct.unpack_from(f"!{2 * num_ranges + num_sizes}I", view, begin)
             begin += 4 * len(numbers)
             at = begin + num_bytes
@@ -84,7 +94,7 @@ def _blocks_in(payload: Buffer) -> list[_Block]:
                 raise ProtocolError(f"a block of {num_bytes} bytes with {len(view) - begin} of them")
             ends = 2 * num_ranges
             ranges = tuple(zip(numbers[0:ends:2], numbers[1:ends:2], strict=True))
-            blocks.append(_Block(ranges, numbers[ends:], view[begin:at]))
+            blocks.append(_Block(ranges, numbers[ends:], view[begin:at], view[first:at]))
     except struct.error as error:
         raise ProtocolError(f"parts without their head: {error}") from None
     return blocks
@@ -118,13 +128,14 @@ class Parts:
 
     def add_blocks(self, payload: Buffer, world_size: int) -> tuple[int, ...]:
         """Parts that another node has put together; the ranks that gave them."""
-        blocks = _blocks_in(payload)
-        added = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
-        before = len(self.ranks)
-        self.ranks.update(added)
-        if len(self.ranks) != before + len(added):
+        blocks, ranges = _blocks_in(payload), list[tuple[int, int]]()
+        for block in blocks:
+            ranges += block.ranges
+            self.size_bytes += len(block.data)
+        added = ranks_in(tuple(ranges), world_size)
+        if not self.ranks.isdisjoint(added):
             raise ProtocolError("a part that was given before")
-        self.size_bytes += sum(len(block.data) for block in blocks)
+        self.ranks.update(added)
         self._blocks += blocks
         return added
 
@@ -147,20 +158,19 @@ def parts_by_rank(payload: Buffer, world_size: int) -> list[bytes]:
     """Returns the part of each rank."""
     blocks = _blocks_in(payload)
     ranks = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
-    parts = [part for block in blocks for part in _parts_in(block, world_size)]
+    parts: list[bytes] = []
+    for block in blocks:
+        parts += _parts_in(block)
     if len(parts) != world_size or len(ranks) != world_size:
         raise ProtocolError(f"{len(parts)} parts over {world_size} ranks")
     if ranks[0] == 0 and len(blocks) == 1 and len(blocks[0].ranges) == 1:
         return parts
     found = dict(zip(ranks, parts, strict=True))
-    if len(found) != world_size:
-        raise ProtocolError(f"the parts of {len(found)} of {world_size} ranks")
     return [found[rank] for rank in range(world_size)]
 
 
-def _parts_in(block: _Block, world_size: int) -> list[bytes]:
-    num_ranks = len(ranks_in(block.ranges, world_size))
-    data, sizes = bytes(block.data), block.sizes
+def _parts_in(block: _Block) -> list[bytes]:
+    num_ranks, data, sizes = block.num_ranks, bytes(block.data), block.sizes
     if len(sizes) == 1 and sizes[0] == len(data):
         return [data] * num_ranks
     ends = list(accumulate(sizes))

@@ -88,7 +88,7 @@ class Rounds:
         return len(self._open)
 
     def add(self, ranks: Sequence[int], begun: Begun) -> Round:
-        """Notes that these ranks begin a step; returns the round in which they do.
+        """Notes that these ranks, each there once, begin a step; returns the round in which they do.
 
         Raises:
             ProtocolError: Not all of them have begun as many steps before.
@@ -98,7 +98,7 @@ class Rounds:
             found = Round()
             self._open.append(found)
         if len(ranks) > 1:
-            is_next = found.ranks.isdisjoint(ranks) and len(set(ranks)) == len(ranks)
+            is_next = found.ranks.isdisjoint(ranks)
             if not is_next or any(not each.ranks.issuperset(ranks) for each in self.before(found)):
                 raise ProtocolError(f"{len(ranks)} ranks in one message that have not begun as many steps")
         found.add(ranks, begun)
