@@ -53,7 +53,8 @@ class Speakers:
         """Returns the same, for what several ranks may say at once."""
         if "ranks" not in header:
             return (client if "from" not in header else self.one(client, header),)
-        return self._checked(client, ranks_in(tuple(map(tuple, header["ranks"])), self._world_size))
+        ranges = tuple([(first, last) for first, last in header["ranks"]])
+        return self._checked(client, ranks_in(ranges, self._world_size))
 
     def add_parts(self, parts: Parts, client: int, header: Header, payload: Buffer) -> Sequence[int]:
         """Takes what `client` gives of a gather, its own part or those of several ranks; returns who these are."""
