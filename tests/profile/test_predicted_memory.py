@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.comm.local import LocalTransport
 from tests.profile.predicted_models import Dense, Encoder, Frozen, Masked, Residual, Skip, Tied, UNet
+from tests.support import diagonal
 from tests.support.ranks import run_threads
 from torch import nn
 
@@ -27,6 +28,7 @@ from farspan.schedule import Schedule
 from farspan.torch_private import TorchDispatchMode, tree_leaves
 
 NUM_MICRO_BATCHES = 6
+SCHEDULES = ("auto", "1f1b", "zero-bubble")
 WITHIN = 0.10
 
 
@@ -176,32 +178,37 @@ def compare(name: str, found: Prediction, within: float = WITHIN) -> None:
         assert stage.memory_bytes == pytest.approx(measured, rel=within), (rank, stage.nodes)
 
 
-@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
 @pytest.mark.parametrize(
-    ("name", "shares"),
-    [
-        ("residual", (0.4, 1.0)),
-        ("residual", (0.3, 0.7, 1.0)),
-        ("unet", (0.5, 1.0)),
-        ("skip", (1.0,)),
-        ("dense", (0.5, 1.0)),
-        ("dense", (0.35, 0.7, 1.0)),
-        ("encoder", (1.0,)),
-        ("frozen", (10 / 12, 1.0)),
-    ],
+    ("stages", "schedule"),
+    diagonal(
+        [
+            ("residual", (0.4, 1.0)),
+            ("residual", (0.3, 0.7, 1.0)),
+            ("unet", (0.5, 1.0)),
+            ("skip", (1.0,)),
+            ("dense", (0.5, 1.0)),
+            ("dense", (0.35, 0.7, 1.0)),
+            ("encoder", (1.0,)),
+            ("frozen", (10 / 12, 1.0)),
+        ],
+        SCHEDULES,
+    ),
 )
-def test_the_predicted_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:
+def test_the_predicted_peak_memory_is_what_a_rank_needs(stages: tuple[str, tuple[float, ...]], schedule: str) -> None:
+    name, shares = stages
     check(name, lambda graph: in_a_row(graph, shares), schedule)
 
 
-@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
 @pytest.mark.parametrize(
-    "stages",
-    [
-        [["head", "up.0", "up.1", "up.2"], ["down.0", "down.1", "down.2"]],
-        [["down.0", "down.1"], ["up.0", "up.1", "down.2", "up.2", "head"]],
-        [["down.0", "down.1", "up.2"], ["up.0", "up.1", "down.2", "head"]],
-    ],
+    ("stages", "schedule"),
+    diagonal(
+        [
+            [["head", "up.0", "up.1", "up.2"], ["down.0", "down.1", "down.2"]],
+            [["down.0", "down.1"], ["up.0", "up.1", "down.2", "up.2", "head"]],
+            [["down.0", "down.1", "up.2"], ["up.0", "up.1", "down.2", "head"]],
+        ],
+        SCHEDULES,
+    ),
 )
 def test_so_it_is_where_data_flow_back_to_a_stage(stages: list[list[str]], schedule: str) -> None:
     check("encoder", lambda _: stages, schedule)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tests.promises.test_randomness import MODELS
 from tests.promises.test_randomness import build as build_seeded
 from tests.promises.test_randomness import case as case_of
+from tests.support import diagonal
 from tests.support.cases import CASES
 from tests.support.loop import on_ranks
 from tests.support.parity import build, last_plan, train, train_plainly
@@ -74,7 +75,7 @@ def test_same_numbers_as_one_process(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        *((name, remat) for name in MODELS for remat in (True, ["blocks.*"])),
+        *diagonal(list(MODELS), (True, ["blocks.*"])),
         ("dropout", ["blocks.0", "blocks.1.a", "head"]),
     ],
 )
@@ -124,8 +125,7 @@ class WithStatistics(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("remat", [True, ["parts.*"], ["parts"], ["*"]])
+@pytest.mark.parametrize(("remat", "num_ranks"), diagonal([True, ["parts.*"], ["parts"], ["*"]], [1, 2]))
 def test_running_statistics_and_counts_are_updated_once(remat: Any, num_ranks: int) -> None:
     def program(model: Any) -> Any:
         found = train_twice(model)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.promises.test_randomness import STEPS
 from tests.remat.test_remat import Part, Parts, assert_same
+from tests.support import diagonal
 from tests.support.loop import on_ranks
 from tests.support.plainly import SEQUENCES, X, Y
 from tests.support.plainly import train as train_twice
@@ -160,9 +161,7 @@ NOT_SPLIT = {
 """What is said of those whose parts cannot lie on several stages, with remat or without it."""
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("remat", [True, ["*"], ["*.*"]])
-@pytest.mark.parametrize("make", SEVERAL)
+@pytest.mark.parametrize(("make", "remat", "num_ranks"), diagonal(SEVERAL, [True, ["*"], ["*.*"]], [1, 2]))
 def test_modules_that_do_more_than_return(make: Any, remat: Any, num_ranks: int) -> None:
     if remat == ["*.*"] and not hasattr(make(), "parts"):
         remat = ["head"]

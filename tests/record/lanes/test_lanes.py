@@ -45,7 +45,7 @@ def _num_micro_batches() -> int:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in REFUSED or number % 3 == 0 else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in REFUSED or number % 5 == 0 else pytest.mark.slow)
         for number, name in enumerate(CASES)
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support import diagonal
 from tests.support.ranks import run_threads
 from tests.wide.test_loops import largest_difference, same
 from torch import Tensor, nn
@@ -124,19 +125,18 @@ ALL: dict[str, Any] = {"tensor_parallel": {"degree": 2, "*": "sequence"}}
 THREE: dict[str, Any] = {"tensor_parallel": {"degree": 3, "blocks": "sequence"}}
 
 
-@pytest.mark.parametrize("length", [6, 7])
-@pytest.mark.parametrize(
-    "make",
-    [
-        Net,
-        functools.partial(Net, RMSNorm),
-        functools.partial(Net, functools.partial(nn.RMSNorm, eps=1e-6)),
-        functools.partial(Net, p=0.3),
-        Flat,
-    ],
-    ids=["norms", "rms", "rms_of_torch", "dropout", "flat"],
-)
-def test_one_process_within_rounding(make: Any, length: int) -> None:
+NETS = {
+    "norms": Net,
+    "rms": functools.partial(Net, RMSNorm),
+    "rms_of_torch": functools.partial(Net, functools.partial(nn.RMSNorm, eps=1e-6)),
+    "dropout": functools.partial(Net, p=0.3),
+    "flat": Flat,
+}
+
+
+@pytest.mark.parametrize(("name", "length"), diagonal(list(NETS), [7, 6]))
+def test_one_process_within_rounding(name: str, length: int) -> None:
+    make = NETS[name]
     wanted, found, forms = run(make, length=length, **ALL)
     assert all(same(item, found[0]) for item in found), "all ranks see the same"
     assert largest_difference(found[0], wanted) < 1e-9
