@@ -22,7 +22,7 @@ from farspan.call.leaf import Leaf, Placed, reaches_outside, swapped
 from farspan.errors import RecordError
 from farspan.torch_private import saved_by
 
-__all__ = ["copies_of", "note_saved", "own_versions", "versioned"]
+__all__ = ["buffers_before", "copies_of", "note_saved", "own_versions", "versioned"]
 
 _Slot = tuple[dict[str, Any], str]
 
@@ -93,6 +93,16 @@ def versioned(leaf: Leaf) -> list[Placed]:
         if any(item.is_written for item in group) and any(item.is_saved for item in group)
         for item in group
     ]
+
+
+def buffers_before(leaf: Leaf) -> dict[str, torch.Tensor]:
+    """Returns by name the buffers that calls of `leaf` write, as they are: a call is about to run.
+
+    One of which it gets a version of its own stays what it is; others are copied.
+    """
+    written = [item for item in leaf.buffers if item.is_written and item.is_owned]
+    kept = set(map(id, versioned(leaf))) if written else ()
+    return {item.name: item.tensor.detach() if id(item) in kept else item.tensor.detach().clone() for item in written}
 
 
 def _slots_of(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[_Slot]:

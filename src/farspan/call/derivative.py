@@ -1,5 +1,8 @@
 """The derivative of one call, as a call of its own: it computes the call again, and is differentiated like any other.
 
+Where the values between calls are gone, for these have run, the calls themselves are computed again as calls of their
+own. Neither writes anywhere: what a call writes into is copied, buffers too, which are given as they were before it.
+
 y = f(x, p)                        recorded by the program
 g_x, g_p = derivative(x, g_y)      recorded by `torch.autograd.grad(..., create_graph=True)`, on the stage of f
 backward through it                autograd's own, on that stage: to x and g_y as values, to p where it lives
@@ -13,13 +16,42 @@ from typing import Any
 import torch
 from torch import nn
 
+from farspan.call.draws.scope import active
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import swapped
 from farspan.call.modes import apply_autocast
 from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, rebuild
 
-__all__ = ["FunctionDerivative", "ModuleDerivative"]
+__all__ = ["FunctionAgain", "FunctionDerivative", "ModuleAgain", "ModuleDerivative"]
+
+
+class FunctionAgain:
+    """A torch function that writes into its arguments, as a target of calls that write into copies of them.
+
+    Called with the function's arguments, and the numbers of the tensors among these that it writes into; returns the
+    tensors of its result, and then what has been written.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[int, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        template, tensors = flatten((args, kwargs))
+        return tuple(_results_of(lambda args, kwargs: self.function(*args, **kwargs), template, tensors, written))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FunctionAgain) and other.function == self.function
+
+    def __hash__(self) -> int:
+        return hash((FunctionAgain, self.function))
+
+    def __str__(self) -> str:
+        return f"{name_of(self.function)} again"
 
 
 class FunctionDerivative:
@@ -58,12 +90,40 @@ class FunctionDerivative:
         return f"derivative of {name_of(self.function)}"
 
 
-class ModuleDerivative(nn.Module):
-    """The derivative of a module that is placed on one stage, as a module there with the same parameters."""
+class _Repeating(nn.Module):
+    """A module that computes calls of another one again, and is given what stood for its parameters and buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: dict[str, torch.Tensor]) -> Any:
+        if not replaced:
+            return self.module(*args, **kwargs)
+        buffers = {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
+        copies = {name: item.clone() if name in buffers else item for name, item in replaced.items()}
+        if active.units is not None:
+            active.units.written.update(id(copies[name]) for name in buffers & copies.keys())
+        return torch.func.functional_call(self.module, copies, args, kwargs)
+
+
+class ModuleAgain(_Repeating):
+    """A module that is placed on one stage, as a module there with the same parameters that writes nowhere."""
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        replaced: dict[str, torch.Tensor],
+        written: tuple[int, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns the tensors of the module's result, and then those that it writes into; see `ModuleDerivative`."""
+        template, tensors = flatten((args, kwargs, replaced))
+        return tuple(_results_of(self._call, template, tensors, written))
+
+
+class ModuleDerivative(_Repeating):
+    """The derivative of a module that is placed on one stage, as a module there with the same parameters."""
 
     def forward(
         self,
@@ -97,10 +157,13 @@ class ModuleDerivative(nn.Module):
                 self._call, (args, kwargs, replaced), gradients, wanted, written, autocast, parameters
             )
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: dict[str, torch.Tensor]) -> Any:
-        if replaced:
-            return torch.func.functional_call(self.module, replaced, args, kwargs)
-        return self.module(*args, **kwargs)
+
+def _results_of(
+    target: Callable[..., Any], template: Any, tensors: Sequence[torch.Tensor], written: Sequence[int]
+) -> list[torch.Tensor]:
+    """Returns the tensors that a call gives, and what it writes: into copies."""
+    given = [item.clone() if number in written else item for number, item in enumerate(tensors)]
+    return [*flatten(target(*rebuild(template, given)))[1], *(given[number] for number in written)]
 
 
 def _differentiate(
@@ -115,9 +178,7 @@ def _differentiate(
     template, tensors = flatten(given_to_it)
     # A view of each, for one tensor may be several arguments, or come from another.
     again = [item.view_as(item) if number in wanted else item for number, item in enumerate(tensors)]
-    given_now = [item.clone() if number in written else item for number, item in enumerate(again)]
-    results = flatten(target(*rebuild(template, given_now)))[1]
-    results += [given_now[number] for number in written]
+    results = _results_of(target, template, again, written)
     sources = [*(again[number] for number in wanted), *parameters]
     roots = [(item, given) for item, given in zip(results, gradients, strict=True) if given is not None]
     with apply_autocast(autocast):

@@ -65,6 +65,8 @@ class Placed:
     """True once a call of a leaf has been seen to write into it."""
     is_saved: bool = False
     """True once autograd has been seen to save this buffer, so that a later backward needs what it was."""
+    changed_at: int = 0
+    """The number of the first micro-batch since the program, or an optimizer, has written into it."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
     is_passed_on: bool = False
@@ -102,6 +104,7 @@ class Leaf(ModuleTarget):
         "has_been_called",
         "is_resolved",
         "is_open",
+        "is_repeating",
         "key",
         "module",
         "modules",
@@ -117,6 +120,7 @@ class Leaf(ModuleTarget):
         "state",
         "surroundings",
         "tables",
+        "versions",
     )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
@@ -133,6 +137,8 @@ class Leaf(ModuleTarget):
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
         """True if its parts are called one by one instead, since it reaches outside itself."""
+        self.is_repeating = False
+        """True if it computes calls of another one again, and is given all that these write into."""
         self.is_resolved = False
         """True if the result of a call was known only when it ran, since it depends on data: another run may differ."""
         self.attributes: dict[str, None] = {}
@@ -147,6 +153,8 @@ class Leaf(ModuleTarget):
         self.buffers = tuple(item for item in placed if not item.is_parameter)
         self.own_objects: Any = None
         """The objects in attributes that are not in `attributes`; made when it is called."""
+        self.versions: tuple[int, ...] = ()
+        """The versions of the plain tensors in `own_objects` when it was called last."""
         self.has_buffers = any(item.stage == stage for item in self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """The parameters that another stage owns (tied ones): they come as values, gradients flow back."""
@@ -216,6 +224,10 @@ class Leaf(ModuleTarget):
                 tuple([tensor.requires_grad for objects in seen if objects is not None for tensor in objects.tensors]),
             )
         return self.state
+
+    def as_called(self) -> tuple[Any, ...]:
+        """Returns what tells whether it has been set otherwise since: its state, and the versions of what it holds."""
+        return self.state_key(), self.versions
 
     @property
     def flags(self) -> tuple[Any, ...]:

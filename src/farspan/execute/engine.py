@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -51,7 +50,6 @@ from farspan.torch_private import raw_grad, without_modes_of
 
 __all__ = ["Engine"]
 
-_log = logging.getLogger(__name__)
 _CAUSE_S = 5.0
 """How long a broken transfer waits for the news of why it broke."""
 
@@ -371,8 +369,10 @@ class Engine:
     def read_parameter(self, placed: Placed, memory: torch.Tensor | None = None) -> torch.Tensor:
         return self.losses.asking(lambda: self.values.read_parameter(placed, self.teams, memory))
 
-    def parameters_changed(self, *, in_step: bool = False) -> None:
-        """An optimizer step, a load or a write (in a step that has run) is over: parameters have their new values."""
+    def parameters_changed(self, items: Iterable[Placed] | None = None, *, in_step: bool = False) -> None:
+        """An optimizer step, a load or a write (in a step that has run) is over: `items`, or all, have new values."""
+        for item in self.parameters.values() if items is None else items:
+            item.changed_at = self.recorder.num_graphs - 1
         if not in_step:
             self.losses.change()
         self.executor.replicas.forget()

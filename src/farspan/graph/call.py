@@ -39,6 +39,9 @@ class ModuleTarget:
     parameter_names: frozenset[str]
     placed: Sequence[Any]
 
+    def as_called(self) -> Any:
+        """Returns what tells whether the module has been set otherwise since a call of it was recorded."""
+
 
 class MicroBatch(Cut["Call", "Segment"]):
     """The calls of one micro-batch, in program order. `Graph` adds how they are recorded."""
@@ -182,8 +185,11 @@ class Call:
 
     __slots__ = (
         "arguments",
+        "buffer_names",
+        "buffers",
         "draws",
         "entry",
+        "feeding",
         "graph",
         "hooks",
         "index",
@@ -197,6 +203,7 @@ class Call:
         "saved_hooks",
         "segment",
         "stage",
+        "state",
         "target",
         "template",
         "unit",
@@ -232,6 +239,16 @@ class Call:
         """The program's hooks that receive the gradients of its outputs."""
         self.versions: tuple[int, ...] = ()
         """The versions of the plain tensor arguments when the call was recorded."""
+        self.state = target.as_called() if isinstance(target, ModuleTarget) else None
+        """How the module was set when the call was recorded."""
+        self.buffers: dict[str, Any] = {}
+        """By name the buffers that calls of the module write, as they were before this one: at the owner, once it has
+        run, for as long as a backward may come."""
+        self.buffer_names: tuple[str, ...] = ()
+        """Those of them that are results too, after those that are foreseen: a derivative computes the call again."""
+        self.feeding: dict[Value, Call] = {}
+        """Once it has run, for arguments to which no gradient flows: copies of the calls that computed them, which know
+        their own arguments no longer."""
         self.arguments: Sequence[Any] | None = arguments
         """Tensor arguments in template order: a Value, or a plain tensor that every rank has. None once the call
         has run and nothing can go back through it."""
@@ -247,7 +264,8 @@ class Call:
         self.where = where
         """The user's line, as (code object, line number)."""
         self.outputs: Sequence[Value] = ()
-        """Its results, in order; once it has run, without those that nothing refers to any more (`graph.release`)."""
+        """Its results, in order, and `buffer_names`; once it has run, without those that nothing refers to any more
+        (`graph.release`)."""
         self.index = -1
         self.level = 0
         self.graph: MicroBatch

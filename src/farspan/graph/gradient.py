@@ -228,7 +228,7 @@ def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
     """Returns the arguments that get gradient from those outputs of `call` that are active."""
     assert call.arguments is not None
     reached: set[int] = set()
-    for output, sources in zip(call.outputs, call.entry.depends_on, strict=True):
+    for output, sources in zip(call.outputs, call.entry.depends_on, strict=False):
         if output in active:
             reached.update(sources)
     arguments = [call.arguments[number] for number in sorted(reached)]
@@ -240,7 +240,7 @@ def parameters_of(call: Call, active: Collection[Any]) -> set[int]:
     outputs of `call` that are active."""
     return {
         number
-        for output, numbers in zip(call.outputs, call.entry.parameters, strict=True)
+        for output, numbers in zip(call.outputs, call.entry.parameters, strict=False)
         if output in active
         for number in numbers
     }

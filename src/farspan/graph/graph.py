@@ -8,6 +8,7 @@ takes for a leak.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import weakref
 from array import array
@@ -245,6 +246,7 @@ def release(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[B
             call.segment.num_open -= 1
             _end_if_over(call.segment)
         _end(call)
+    _keep_feeding(graphs)
     for graph in graphs:
         for segment in graph.segments:
             segment.executed = True
@@ -256,6 +258,30 @@ def release(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[B
     for part in parts:
         if part.backward.stops is None:  # others may have to go on
             part.forget()
+
+
+def _keep_feeding(graphs: Sequence[Graph]) -> None:
+    """Lets calls through which a backward may still come know how those of their arguments were computed to which no
+    gradient flows: the program may ask for gradients with a history, for which all is computed again.
+
+    They know copies, so that what only the program still holds (a running mean) does not hold what it was made of.
+    """
+    calls = [
+        call for graph in graphs for call in graph.calls if call.arguments is not None and call.entry.requires_grad
+    ]
+    copies: dict[Call, Call] = {}
+    for call in calls:
+        for item in call.arguments or ():
+            made = item.call if type(item) is Value else None
+            if made is None or made.arguments is None or made.entry.requires_grad:
+                continue
+            if made not in copies:
+                copies[made] = copy.copy(made)
+                calls.append(made)
+    for call in calls if copies else ():
+        copies.get(call, call).feeding = {
+            item: copies[item.call] for item in call.arguments or () if type(item) is Value and item.call in copies
+        }
 
 
 def _end_if_over(segment: Segment) -> None:
@@ -287,3 +313,4 @@ def _end(call: Call) -> None:
     """Nothing goes back through it."""
     call.arguments = None
     call.outputs = ()
+    call.buffers, call.feeding = {}, {}

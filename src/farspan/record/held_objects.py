@@ -23,7 +23,7 @@ from farspan.call.surroundings.around import Surroundings
 from farspan.call.surroundings.code import kinds_of
 from farspan.call.surroundings.moments import Moments
 from farspan.record.memory.parameter_copies import plain_in, what_is_written
-from farspan.record.tensor import LazyTensor
+from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
     from farspan.call.function_call import FunctionCall
@@ -119,6 +119,7 @@ class HeldObjects:
             self._check_foreign(leaf)
         if leaf.own_objects.memory:
             self._memory.update(leaf.own_objects.memory)
+            leaf.versions = plain_versions(leaf.own_objects.tensors)
         if not leaf.own_objects.is_empty:
             self._leaves[leaf] = None
 

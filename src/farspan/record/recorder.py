@@ -224,8 +224,8 @@ class Recorder:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and type(target) is not Through and changes_shape(self, entry, tensors):
                 return reshape(self, target, template, tensors, entry.name)
-            if entry.mutated and not self.is_writing and written_parameters(self, entry, tensors):
-                return write_parameters(self, target, template, tensors, stage)
+            if entry.mutated and not self.is_writing and (written := written_parameters(self, entry, tensors)):
+                return write_parameters(self, target, template, tensors, stage, written)
         if entry.mutated and not self.is_writing and not is_plain_write(self, target, entry, tensors):
             try:
                 is_done, result = write_apart(self, target, template, tensors, stage, entry)

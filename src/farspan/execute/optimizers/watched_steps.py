@@ -180,7 +180,7 @@ def _load(engine: Engine, optimizer: Optimizer, state_dict: Mapping[str, Any]) -
     engine.losses.change_state(optimizer)
     if engine.groups.shards is not None:
         engine.groups.shards.has_loaded(optimizer, placed_in(optimizer, engine.recorder.placed))
-    engine.parameters_changed()
+    engine.parameters_changed(())
 
 
 # Steps. torch calls the hooks of all optimizers, among them ours, outside of an optimizer's own: the program's hooks
@@ -328,7 +328,7 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_chang
             depth = engine.values.optimizers.depth
             engine.recorder.leave_optimizer()
             if has_changed:
-                engine.parameters_changed()
+                engine.parameters_changed(placed_in(args[0], engine.recorder.placed))
             has_changed = True
             result = closure()  # if it raises, the program is where it may catch that: outside of the step
             _run_recorded(engine, "the closure of optimizer.step()", args[0])
@@ -362,7 +362,7 @@ def _end_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if engine.groups.shards is not None:
                 engine.groups.shards.end(placed)
             engine.losses.step(optimizer, placed, has_closure=_has_closure(args, kwargs))
-            engine.parameters_changed()
+            engine.parameters_changed(placed)
             if engine.recorder.splitting.stages:
                 engine.slices.has_stepped(optimizer, placed, is_share=is_share and not keeps_beside_state(optimizer))
             if not engine.recorder.hooks.are_running:

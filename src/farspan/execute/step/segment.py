@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farspan.call.buffer_versions import own_versions, versioned
+from farspan.call.buffer_versions import buffers_before, own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
 from farspan.call.infer.entry import Unknown
@@ -111,10 +111,11 @@ def run_call(call: Call, segment: Segment) -> None:
     if call.moment.snapshots:
         call.moment.go_to()
     tensors = [_tensor_of(item, segment) for item in call.arguments]
-    for number in entry.unused:
-        item = call.arguments[number]
+    for number, item in [(number, call.arguments[number]) for number in entry.unused]:
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
+    if entry.requires_grad and type(call.target) is Leaf and call.target.has_buffers:
+        call.buffers = buffers_before(call.target)
     with (
         apply_modes(call.modes),
         seeded(call, tensors) if entry.is_random else _NOTHING,
@@ -130,7 +131,7 @@ def run_call(call: Call, segment: Segment) -> None:
         except Exception as error:
             error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
             raise
-    results += [tensors[number] for number in entry.mutated]
+    results += [*(tensors[number] for number in entry.mutated), *(call.buffers[name] for name in call.buffer_names)]
     if len(results) != len(call.outputs):
         raise RecordError(
             f"{call.entry.name} gave {len(results)} tensors, {len(call.outputs)} were predicted.",
@@ -206,8 +207,7 @@ def _is_as_it_was(leaf: Leaf) -> bool:
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
     if type(item) is not Value:
         return item.detach() if item.requires_grad else item  # it did not when the call was recorded
-    leaf = segment.leaves.get(item)
-    return item.data if leaf is None else leaf
+    return segment.leaves.get(item, item.data)
 
 
 def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:

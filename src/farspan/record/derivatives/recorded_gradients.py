@@ -10,24 +10,21 @@ The derivative of a call computes it again, so a program that differentiates n t
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.call.derivative import FunctionDerivative, ModuleDerivative
 from farspan.call.leaf import Leaf
-from farspan.call.modes import apply_modes, current_modes
-from farspan.call.module_tables import has_user_hooks
-from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.modes import current_modes
 from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of, released_error
 from farspan.record.derivatives.gradient_hooks import after_hooks, hooks_on_parameter, hooks_on_value
 from farspan.record.derivatives.outside_graph import OutsideDerivative, OutsideGraph
-from farspan.record.derivatives.refusal import HAS_RUN, refuse_second_derivatives
+from farspan.record.derivatives.recorded_again import RecordedAgain, arguments_of, repeating_leaf
+from farspan.record.derivatives.refusal import refuse_second_derivatives
 from farspan.record.recorded_backward import value_of_root
-from farspan.record.tensor import LazyTensor, plain_versions
 from farspan.torch_private import hooks_on
 
 if TYPE_CHECKING:
@@ -80,9 +77,7 @@ class _Walk:
         self._gradients: dict[Value, torch.Tensor] = {}
         self._of_parameters: dict[str, torch.Tensor] = {}
         self._leads: dict[Value | Call, bool] = {}
-        self._tensors: dict[Value, torch.Tensor] = {}
-        self._overwritten: dict[Any, set[int]] = {}
-        """By segment, the ids of the values that calls in it write over."""
+        self._again = RecordedAgain(recorder)
 
     def run(self, roots: Sequence[Value], seeds: Sequence[torch.Tensor]) -> dict[Any, torch.Tensor]:
         """Returns what `record_gradients` does."""
@@ -180,83 +175,35 @@ class _Walk:
         """Records the derivative of a call; returns what gets gradient from it, and these gradients."""
         assert call.arguments is not None
         leaf = call.target if isinstance(call.target, Leaf) else None
-        slots = () if leaf is None else leaf.tables.names_of_slots()
-        reason = _cannot_be_called_again(call, leaf)
-        if reason or slots is None:
-            reason = reason or "whose module has been changed since"
-            raise refuse_second_derivatives(f"it goes through {call.describe()}, {reason}")
-        given = tuple([None if value is None else self._gradients.get(value) for value in call.outputs])
-        active = {value for value, gradient in zip(call.outputs, given, strict=True) if gradient is not None}
-        num_arguments = len(call.arguments) - (0 if leaf is None else leaf.num_extra)
-        in_slots = [] if leaf is None else call.arguments[num_arguments + len(leaf.foreign) :]
-        arguments = [*call.arguments[:num_arguments], *in_slots]
+        gradients = tuple([None if value is None else self._gradients.get(value) for value in call.outputs])
+        active = {value for value, gradient in zip(call.outputs, gradients, strict=True) if gradient is not None}
         reached = set(differentiated(call, active))
-        recorded = [item for item in arguments if isinstance(item, Value)]
+        recorded = [item for items in arguments_of(call) for item in items if isinstance(item, Value)]
         values = [value for value in dict.fromkeys(recorded) if value in reached and self._leads_to(value)]
         names = {} if leaf is None else self._parameters_of(leaf, call, active)
         sources: list[Value | str] = [*(value.name or value for value in values), *names]
         if not sources:
             return []  # what is requested is behind another of its outputs
-        args, kwargs, *_ = rebuild(call.template, list(map(self._tensor_of, call.arguments[:num_arguments])))
-        replaced = {name: self._tensor_of(item) for item, names in zip(in_slots, slots, strict=True) for name in names}
-        places = {id(item): number for number, item in enumerate(flatten((args, kwargs, replaced))[1])}
-        numbers = tuple([places[id(self._tensor_of(value))] for value in values])
-        written = tuple([places[id(self._tensor_of(call.arguments[number]))] for number in call.entry.mutated])
-        self._keep_overwritten([item for item in call.arguments if isinstance(item, Value)])
-        with apply_modes(call.modes), self._drawing_as(call):
+        given, gradients = self._again.given_to(call), gradients[: len(call.entry.metas)]
+        numbers = tuple([given.places[id(self._again.tensor_of(value))] for value in values])
+        with self._again.recording_as(call):
             if leaf is None:
                 function: Any = call.target
-                target = FunctionDerivative(function)
                 found = self.recorder.record_call(
-                    target, (args, kwargs, given, numbers, written, self._autocast), {}, call.stage
+                    FunctionDerivative(function),
+                    (given.args, given.kwargs, gradients, numbers, given.written, self._autocast),
+                    {},
+                    call.stage,
                 )
             else:
-                derived = _derivative_of(self.recorder, leaf)
-                given_names = tuple(names.values())
-                arguments = (args, kwargs, replaced, given, numbers, given_names, written, self._autocast)
-                found = self.recorder.call_leaf(derived, arguments, {})
-        self.recorder.current.calls[-1].moment = call.moment
+                derivative = repeating_leaf(self.recorder, leaf, ModuleDerivative)
+                names_of_its = tuple(names.values())
+                found = self.recorder.call_leaf(
+                    derivative,
+                    (*given[:3], gradients, numbers, names_of_its, given.written, self._autocast),
+                    {},
+                )
         return list(zip(sources, found, strict=True))
-
-    def _keep_overwritten(self, values: list[Value]) -> None:
-        """Lets segments keep what calls in them have written over: it is read once more."""
-        for value in values:
-            segment = value.segment
-            if segment is None:
-                continue
-            if segment not in self._overwritten:
-                writing = [call for call in segment.calls if call.entry.mutated and call.arguments is not None]
-                written = [(call.arguments or ())[number] for call in writing for number in call.entry.mutated]
-                self._overwritten[segment] = set(map(id, written))
-            if id(value) in self._overwritten[segment]:
-                segment.outputs[value] = None
-
-    @contextlib.contextmanager
-    def _drawing_as(self, call: Call) -> Iterator[None]:
-        """Calls that are recorded in the body draw the numbers that this one draws."""
-        self.recorder.draws.repeated = call if call.entry.is_random else None
-        try:
-            yield
-        finally:
-            self.recorder.draws.repeated = None
-
-    def _tensor_of(self, item: Value | torch.Tensor) -> torch.Tensor:
-        """Returns an argument of a recorded call as what it was then."""
-        if not isinstance(item, Value):
-            return item
-        known = self._tensors.get(item)
-        if known is None:
-            if item.stage == EVERYWHERE:
-                known = item.data
-            elif item.name and item.call is None and item.meta.requires_grad:
-                known = self.recorder.engine.parameters[item.name].tensor
-            else:
-                handle = item.lazy
-                known = LazyTensor.make(item, self.recorder)
-                if handle is not None and handle() is not None:
-                    item.lazy = handle  # the program's own
-            self._tensors[item] = known
-        return known
 
     def _parameters_of(self, leaf: Leaf, call: Call, active: set[Value]) -> dict[str, str]:
         """Returns the parameters of a module that are requested and that a call uses: what its module calls them."""
@@ -268,49 +215,3 @@ class _Walk:
             for item in leaf.placed
             if item.name in self.requested.names and item.is_trained and item.name in used
         }
-
-
-def _cannot_be_called_again(call: Call, leaf: Leaf | None) -> str:
-    """Returns why a call would not give again what it has given; "" where it would."""
-    entry = call.entry
-    arguments: Sequence[Any] = call.arguments or ()
-    if call.segment.executed:
-        return HAS_RUN
-    if entry.is_random and (entry.is_random_in_python or call.draws is None or call.draws.end is None):
-        return "which draws random numbers that are not those of one process, or nobody knows how many"
-    if entry.changes or entry.attributes or entry.is_ordered:
-        return "which writes into objects it is given, or into its module"
-    if any(not _is_recorded_apart(arguments[number]) for number in entry.mutated):
-        return "which writes into a parameter, a buffer or a gradient"
-    if call.hooks or call.saved_hooks is not None:
-        return "on whose results there are hooks"
-    if call.versions and call.versions != plain_versions(arguments):
-        return "an argument of which has been written to since"
-    if leaf is None:
-        return ""
-    if leaf.is_resolved or leaf.attributes:
-        return "whose result, or an attribute that it sets, depends on data"
-    if has_user_hooks(leaf.module):
-        return "which has hooks"
-    return "which reads buffers that calls write" if any(item.is_written for item in leaf.buffers) else ""
-
-
-def _is_recorded_apart(item: Any) -> bool:
-    """Returns whether it is a recorded tensor of which the old versions are kept as long as they are read."""
-    return isinstance(item, Value) and item.stage != EVERYWHERE and not item.name and not item.gradient_of
-
-
-def _derivative_of(recorder: Recording, leaf: Leaf) -> Leaf:
-    """Returns the leaf that is the derivative of another one; the same for each of its calls."""
-    module = leaf.module
-    while isinstance(module, ModuleDerivative):
-        module = module.module
-    key = (id(module), "derivative", leaf)
-    known = recorder.variants.get(key)
-    if known is None:
-        derivative = ModuleDerivative(leaf.module)
-        placed = [recorder.placed.get(id(item)) for item in (*module.parameters(), *module.buffers())]
-        items = [item for item in placed if item is not None]
-        known = recorder.variants[key] = Leaf(f"derivative of {leaf}", derivative, leaf.stage, items)
-        recorder.leaf_parts.add(id(derivative))
-    return known

@@ -144,7 +144,7 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
     if placed.is_owned and type(placed.tensor) is not AwayParameter:  # what is away is set at its home
         _put_memory(placed, data)
     recorder.engine.groups.end_write()
-    recorder.engine.parameters_changed()
+    recorder.engine.parameters_changed([placed])
     renew_aliases_of(placed)
     for member in members(main) if main is not None else ():
         if not keeps_memory or member._view.links is not None:  # it may have been computed apart from that memory

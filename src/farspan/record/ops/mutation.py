@@ -259,7 +259,12 @@ def _refuse_shared(recorder: Recording, name: str, where: str) -> NoReturn:
 
 
 def write_parameters(
-    recorder: Recording, target: Target, template: Template, tensors: list[torch.Tensor], stage: int | None
+    recorder: Recording,
+    target: Target,
+    template: Template,
+    tensors: list[torch.Tensor],
+    stage: int | None,
+    written: Sequence[Placed],
 ) -> Any:
     """Record a call that writes parameters outside the optimizer: all before it sees the old values, all after it the
     new ones.
@@ -271,6 +276,6 @@ def write_parameters(
         recorder.engine.flush("a parameter is written")
     finally:
         recorder.is_writing = False
-    recorder.engine.parameters_changed(in_step=True)
+    recorder.engine.parameters_changed(written, in_step=True)
     renew_aliases(tensors)
     return result

@@ -210,7 +210,7 @@ class Hooks:
         engine.barrier("gradients of hooked parameters")  # a slower rank may still read the old ones
         for placed, gradient in moved:
             recorder.gradients.accumulate(placed, gradient)
-        engine.parameters_changed()
+        engine.parameters_changed(())
 
     def check_read(self, placed: Placed) -> None:
         """Raise if a hook reads a gradient that is already there, and would not be in one process."""
