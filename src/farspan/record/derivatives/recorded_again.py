@@ -134,6 +134,10 @@ class RecordedAgain:
             value, feeding = todo.pop()
             call = value.call
             assert call is not None
+            if value.index >= len(call.entry.metas):
+                name = call.buffer_names[value.index - len(call.entry.metas)]
+                self._tensors[value] = self.tensor_of(self._buffer_before(call, name, value.meta))
+                continue
             if call.arguments is None:
                 call = feeding.get(value)
             if call is None or call.arguments is None:
@@ -179,25 +183,29 @@ class RecordedAgain:
         if leaf.is_repeating:
             return {}  # they are among its arguments
         names = {id(item): name for name, item in leaf.module.named_buffers()}
-        written = {item.name: item for item in leaf.buffers if item.is_written}
-        is_pending = not call.segment.executed
-        known: dict[str, Value] = {}
-        if is_pending:
-            known = dict(zip(call.buffer_names, call.outputs[len(call.entry.metas) :], strict=True))
-        for name, item in written.items():
-            if name in known:
-                continue
-            meta = item.meta
-            plain = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
-            number = len(call.entry.metas) + len(known)
-            value = known[name] = Value(plain, call.stage, call, number)
-            if is_pending:
-                call.buffer_names, call.outputs = (*call.buffer_names, name), (*call.outputs, value)
-            else:
-                value.data = call.buffers.get(name)
-                if value.data is None and self.recorder.engine.is_mine(value):
-                    raise _refused(call, _WRITES_BUFFERS)
-        return {names[id(item.tensor)]: self.tensor_of(known[name]) for name, item in written.items()}
+        return {
+            names[id(item.tensor)]: self.tensor_of(self._buffer_before(call, item.name, item.meta))
+            for item in leaf.buffers
+            if item.is_written
+        }
+
+    def _buffer_before(self, call: Call, name: str, meta: Meta) -> Value:
+        """Returns a buffer as it was before a call: a further result of that, if it has yet to run."""
+        num_results = len(call.entry.metas)
+        if name not in call.buffer_names:
+            call.buffer_names = (*call.buffer_names, name)
+        number = num_results + call.buffer_names.index(name)
+        if not call.segment.executed and number < len(call.outputs):
+            return call.outputs[number]
+        plain = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
+        value = Value(plain, call.stage, call, number)
+        if not call.segment.executed:
+            call.outputs = (*call.outputs, value)
+        else:
+            value.data = call.buffers.get(name)
+            if call.arguments is None or (value.data is None and self.recorder.engine.is_mine(value)):
+                raise _refused(call, _WRITES_BUFFERS)
+        return value
 
     def _keep_overwritten(self, values: list[Value]) -> None:
         """Lets segments keep what calls in them have written over: it is read once more."""
