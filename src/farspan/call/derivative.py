@@ -42,7 +42,7 @@ class FunctionAgain:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[int, ...]
     ) -> tuple[torch.Tensor, ...]:
         template, tensors = flatten((args, kwargs))
-        return tuple(_results_of(lambda args, kwargs: self.function(*args, **kwargs), template, tensors, written))
+        return _each_apart(_results_of(lambda args, kwargs: self.function(*args, **kwargs), template, tensors, written))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FunctionAgain) and other.function == self.function
@@ -119,7 +119,7 @@ class ModuleAgain(_Repeating):
     ) -> tuple[torch.Tensor, ...]:
         """Returns the tensors of the module's result, and then those that it writes into; see `ModuleDerivative`."""
         template, tensors = flatten((args, kwargs, replaced))
-        return tuple(_results_of(self._call, template, tensors, written))
+        return _each_apart(_results_of(self._call, template, tensors, written))
 
 
 class ModuleDerivative(_Repeating):
@@ -164,6 +164,16 @@ def _results_of(
     """Returns the tensors that a call gives, and what it writes: into copies."""
     given = [item.clone() if number in written else item for number, item in enumerate(tensors)]
     return [*flatten(target(*rebuild(template, given)))[1], *(given[number] for number in written)]
+
+
+def _each_apart(results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Returns results of which none is the same tensor as another: what is written may be returned as well."""
+    seen: set[int] = set()
+    found: list[torch.Tensor] = []
+    for item in results:
+        found.append(item.clone() if id(item) in seen else item)
+        seen.add(id(item))
+    return tuple(found)
 
 
 def _differentiate(
