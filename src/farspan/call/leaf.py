@@ -226,8 +226,10 @@ class Leaf(ModuleTarget):
         return self.state
 
     def as_called(self) -> tuple[Any, ...]:
-        """Returns what tells whether it has been set otherwise since: its state, and the versions of what it holds."""
-        return self.state_key(), self.versions
+        """Returns what tells whether it has been set otherwise since: its state, the objects that it holds with the
+        versions of their tensors, and which buffers calls have been seen to write."""
+        written = tuple([item.name for item in self.buffers if item.is_written]) if self.buffers else ()
+        return self.state_key(), self.own_objects, self.versions, written
 
     @property
     def flags(self) -> tuple[Any, ...]:

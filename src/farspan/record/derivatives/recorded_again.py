@@ -110,10 +110,7 @@ class RecordedAgain:
                 yield
         finally:
             recorder.draws.repeated = None
-        found = recorder.current.calls[-1]
-        found.moment = call.moment
-        if isinstance(found.target, Leaf):
-            found.buffers = {item.name: None for item in found.target.buffers if item.is_written}
+        recorder.current.calls[-1].moment = call.moment
 
     # Values that are gone.
 
@@ -203,8 +200,8 @@ class RecordedAgain:
             call.outputs = (*call.outputs, value)
         else:
             value.data = call.buffers.get(name)
-            if call.arguments is None or (value.data is None and self.recorder.engine.is_mine(value)):
-                raise _refused(call, _WRITES_BUFFERS)
+            if call.arguments is None:
+                raise _refused(call, "which has been gone through by a backward, and was not kept")
         return value
 
     def _keep_overwritten(self, values: list[Value]) -> None:
@@ -258,12 +255,13 @@ class RecordedAgain:
             if item.is_written:
                 if item.is_parameter or leaf is None:
                     return "which reads what calls write, and has run already"
-                if item.name not in call.buffers if leaf.is_repeating else not call.entry.requires_grad:
-                    return _WRITES_BUFFERS
+                state: Any = call.state
+                if item.name not in state[3] or not (leaf.is_repeating or call.entry.requires_grad):
+                    return _WRITES_BUFFERS  # nobody has kept them
             elif number < item.changed_at:
                 return f"which has run already; {item.name} has been written to since"
         if leaf is not None and not _is_set_as_in(call, leaf):
-            return "which has run already; its module has been set otherwise since (train, eval, requires_grad)"
+            return "which has run already; its module has been set otherwise since (eval, requires_grad, an object)"
         return ""
 
 
@@ -294,13 +292,15 @@ def _is_alike(one: Meta, other: Meta) -> bool:
 
 
 def _is_set_as_in(call: Call, leaf: Leaf) -> bool:
-    """Returns whether a module is set as it was in a call; each change of train and eval is a setting, too."""
+    """Returns whether a module is set, and holds what it did, as in a call; each change of train and eval is a setting,
+    too."""
     state: Any = call.state
-    (then, versions), (now, _) = state, leaf.as_called()
-    own = leaf.own_objects
-    held = () if not versions else None if own is None else plain_versions(own.tensors)
+    then, own, versions, _ = state
+    now = leaf.as_called()[0]
     settings = [[item for item in each[1] if not item[0].endswith(".training")] for each in (then, now)]
-    return then[0] == now[0] and settings[0] == settings[1] and versions == held
+    if then[0] != now[0] or settings[0] != settings[1]:
+        return False
+    return own is None or not (own.has_changed() or (versions and versions != plain_versions(own.tensors)))
 
 
 def repeating_leaf(recorder: Recording, leaf: Leaf, kind: type[ModuleAgain | ModuleDerivative]) -> Leaf:
