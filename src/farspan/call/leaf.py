@@ -225,12 +225,6 @@ class Leaf(ModuleTarget):
             )
         return self.state
 
-    def as_called(self) -> tuple[Any, ...]:
-        """Returns what tells whether it has been set otherwise since: its state, the objects that it holds with the
-        versions of their tensors, and which buffers calls have been seen to write."""
-        written = tuple([item.name for item in self.buffers if item.is_written]) if self.buffers else ()
-        return self.state_key(), self.own_objects, self.versions, written
-
     @property
     def flags(self) -> tuple[Any, ...]:
         """Train or eval, and what is frozen: equal on all ranks, unlike settings (`module.verbose = rank == 0`)."""

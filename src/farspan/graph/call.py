@@ -38,9 +38,10 @@ class ModuleTarget:
     has_buffers: bool
     parameter_names: frozenset[str]
     placed: Sequence[Any]
-
-    def as_called(self) -> Any:
-        """Returns what tells whether the module has been set otherwise since a call of it was recorded."""
+    buffers: Sequence[Any]
+    state: Any
+    own_objects: Any
+    versions: tuple[int, ...]
 
 
 class MicroBatch(Cut["Call", "Segment"]):
@@ -193,6 +194,7 @@ class Call:
         "graph",
         "hooks",
         "index",
+        "is_repeated",
         "level",
         "modes",
         "moment",
@@ -235,12 +237,18 @@ class Call:
         """The exception that ended the call, if it had to run to be known."""
         self.saved_hooks: Any = None
         """The saved-tensor hooks that the program has set for the call, if any."""
+        self.is_repeated = False
+        """True if calls have been recorded that compute it again: not all gradient comes to its own results then."""
         self.hooks: Any = None
         """The program's hooks that receive the gradients of its outputs."""
         self.versions: tuple[int, ...] = ()
         """The versions of the plain tensor arguments when the call was recorded."""
-        self.state = target.as_called() if isinstance(target, ModuleTarget) else None
-        """How the module was set when the call was recorded."""
+        self.state: tuple[Any, Any, tuple[int, ...], Sequence[str]] | None = None
+        """How a module was set when the call was recorded, the objects that it held with the versions of their tensors,
+        and the buffers that calls had been seen to write."""
+        if isinstance(target, ModuleTarget):
+            written = [item.name for item in target.buffers if item.is_written] if target.buffers else ()
+            self.state = (target.state, target.own_objects, target.versions, written)
         self.buffers: dict[str, Any] = {}
         """By name the buffers that calls of the module write, as they were before this one: at the owner, once it has
         run, for as long as a backward may come."""

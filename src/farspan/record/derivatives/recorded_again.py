@@ -69,6 +69,7 @@ class RecordedAgain:
         reason = self._why_not(call, leaf)
         if reason or slots is None:
             raise _refused(call, reason or "whose module has been changed since")
+        call.is_repeated = True
         for value in [item for item in arguments if isinstance(item, Value)]:
             if self._has_to_be_made(value):
                 self._record_again(value, call.feeding)
@@ -255,8 +256,11 @@ class RecordedAgain:
             if item.is_written:
                 if item.is_parameter or leaf is None:
                     return "which reads what calls write, and has run already"
-                state: Any = call.state
-                if item.name not in state[3] or not (leaf.is_repeating or call.entry.requires_grad):
+                if (
+                    call.state is None
+                    or item.name not in call.state[3]
+                    or not (leaf.is_repeating or call.entry.requires_grad)
+                ):
                     return _WRITES_BUFFERS  # nobody has kept them
             elif number < item.changed_at:
                 return f"which has run already; {item.name} has been written to since"
@@ -294,9 +298,10 @@ def _is_alike(one: Meta, other: Meta) -> bool:
 def _is_set_as_in(call: Call, leaf: Leaf) -> bool:
     """Returns whether a module is set, and holds what it did, as in a call; each change of train and eval is a setting,
     too."""
-    state: Any = call.state
-    then, own, versions, _ = state
-    now = leaf.as_called()[0]
+    if call.state is None or call.state[0] is None:
+        return False
+    then, own, versions, _ = call.state
+    now = leaf.state_key()
     settings = [[item for item in each[1] if not item[0].endswith(".training")] for each in (then, now)]
     if then[0] != now[0] or settings[0] != settings[1]:
         return False

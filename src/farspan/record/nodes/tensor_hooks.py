@@ -125,6 +125,12 @@ def _hooks_of(lazy: Recorded) -> CallHooks:
     call = value.call
     if call is None:
         recorder.refuse(f"a hook cannot be registered on {value.describe()}", hint="register it on what is made of it")
+    if call.is_repeated:
+        recorder.refuse(
+            f"a hook cannot be registered on the {value.describe()}: gradients with a history have been taken",
+            why="these compute it again, so that not all of its gradient comes to it.",
+            hint="register the hook, or retain_grad(), on what is made of it",
+        )
     if value.pending and call.graph is not recorder.current:
         recorder.engine.flush("a hook is registered on what an earlier backward goes through")
     if value.pending:
