@@ -256,11 +256,8 @@ class RecordedAgain:
             if item.is_written:
                 if item.is_parameter or leaf is None:
                     return "which reads what calls write, and has run already"
-                if (
-                    call.state is None
-                    or item.name not in call.state[3]
-                    or not (leaf.is_repeating or call.entry.requires_grad)
-                ):
+                was_known = call.state is not None and item.name in call.state[3]
+                if not was_known or not (leaf.is_repeating or call.entry.requires_grad):
                     return _WRITES_BUFFERS  # nobody has kept them
             elif number < item.changed_at:
                 return f"which has run already; {item.name} has been written to since"
@@ -273,11 +270,11 @@ def _refused(call: Call, reason: str) -> Exception:
     return refuse_second_derivatives(f"it goes through {call.describe()}, {reason}")
 
 
-def arguments_of(call: Call) -> tuple[Sequence[Any], Sequence[Any]]:
+def arguments_of(call: Call) -> tuple[list[Any], list[Any]]:
     """Returns a call's own arguments, and those that stood for parameters and buffers of its module."""
-    leaf, arguments = _leaf_of(call), call.arguments or ()
+    leaf, arguments = _leaf_of(call), list[Any](call.arguments or ())
     if leaf is None:
-        return arguments, ()
+        return arguments, []
     number = len(arguments) - leaf.num_extra
     return arguments[:number], arguments[number + len(leaf.foreign) :]
 
