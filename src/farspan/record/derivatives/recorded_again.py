@@ -64,7 +64,7 @@ class RecordedAgain:
             WholeError: It would not give again what it has given, or what it was given cannot be had.
         """
         leaf = _leaf_of(call)
-        arguments: Sequence[Any] = call.arguments or ()
+        arguments = list[Any](call.arguments or ())
         slots = () if leaf is None else leaf.tables.names_of_slots()
         reason = self._why_not(call, leaf)
         if reason or slots is None:
