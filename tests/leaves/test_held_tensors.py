@@ -201,3 +201,43 @@ class Known(nn.Module):
 def test_attribute_of_a_module_elsewhere_is_read(reader: type[Reader], is_first: bool, num_ranks: int) -> None:
     plan = plan_of(num_ranks, "one", "other", "head")
     assert_same_as_plainly(lambda: Known(reader, is_first=is_first), train, num_ranks, plan=plan)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 0.5, 1.0, 0.5, 1.0, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.mask
+
+
+class Holder(nn.Module):
+    """Names by a plain attribute, and in a list, what a part of it has registered, as the blocks of MADE do."""
+
+    def __init__(self, masked: Masked, *, is_own: bool) -> None:
+        super().__init__()
+        self.inner: nn.Module = masked if is_own else nn.Linear(8, 8)
+        self.mask = masked.mask
+        self.weights = [masked.linear.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x) * self.mask + self.weights[0].mean())
+
+
+class Holders(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        masked = Masked()
+        self.one, self.other = Holder(masked, is_own=True), Holder(masked, is_own=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.other(self.one(x)))
+
+
+@pytest.mark.parametrize("ranks", [(0, 0, 1), (0, 1, 0)])
+def test_parameters_and_buffers_that_modules_hold_by_other_names_are_the_same_on_all_ranks(ranks: Any) -> None:
+    plan = dict(zip(("one", "other", "head"), ranks, strict=True))
+    assert_same_as_plainly(Holders, train, 2, plan=plan)

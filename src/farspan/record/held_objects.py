@@ -9,6 +9,7 @@ A leaf's call sees what they were when it was recorded, though it runs later:
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,11 @@ class HeldObjects:
         if leaf.own_objects is None:
             if any(other.own_objects is not None and other.own_objects.has_changed() for other in self._leaves):
                 recorder.flush_before_change("an object that modules hold has been changed")
-            leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+            is_foreign = functools.partial(self._is_foreign, leaf)
+            leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes, is_foreign)
             if leaf.own_objects.recorded:
                 leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
-                leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+                leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes, is_foreign)
             leaf.state = None
             self._check_foreign(leaf)
         if leaf.own_objects.memory:
@@ -150,6 +152,12 @@ class HeldObjects:
                 if is_known or (tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory):
                     self.recorder.flush_before_change("a tensor that a module reads is written into")
                     break
+
+    def _is_foreign(self, leaf: Leaf, key: int) -> bool | None:
+        """Returns whether a parameter or buffer, given by its id, is none that the leaf's owner has for it; None where
+        it is neither."""
+        placed = self.recorder.placed.get(key)
+        return None if placed is None else placed.stage != leaf.stage or placed not in leaf.placed
 
     def _check_foreign(self, leaf: Leaf) -> None:
         if not leaf.own_objects.foreign:

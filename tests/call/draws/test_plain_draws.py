@@ -40,6 +40,15 @@ class ByData(Block):
         return self.drop(x) * weights * Beta(torch.tensor(0.5), torch.tensor(0.7)).sample()
 
 
+class Chosen(Block):
+    """How many rows dropout draws for depends on data; what comes out has one shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        rows = x[x.mean(-1) > 0]
+        return self.b(x + self.drop(rows).sum(0))
+
+
 class Gamma(Block):
     """Drawn of recorded values in a container, of plain ones, and inside a leaf."""
 
@@ -100,6 +109,7 @@ def in_order() -> nn.Module:
 OTHERS: dict[str, Callable[[], nn.Module]] = {
     "odd": lambda: Stack(Odd),
     "by data": lambda: Stack(ByData),
+    "chosen": lambda: Stack(Chosen),
     "gamma": lambda: Stack(Gamma),
     "decides": lambda: Stack(Decides),
     "seeds": lambda: Stack(Seeds),

@@ -16,6 +16,7 @@ from farspan.call.draws.mersenne import is_same_state
 from farspan.call.draws.movement import BY_SHAPE, Draws, Operation, keep_operation
 from farspan.call.draws.scope import active
 from farspan.call.leaf import LeakError
+from farspan.call.pytree.holes import numbers_of
 from farspan.call.pytree.template import flatten
 from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
 
@@ -154,8 +155,13 @@ class Watch(TorchDispatchMode):
             given["dtype"] = made[0].dtype  # None is what torch's default says now
         template, tensors = flatten((tuple(args), given))
         keep_operation(func.name(), func)
-        about = [flatten((tuple(item.shape), tuple(item.stride()), item.dtype))[0] for item in tensors]
-        self.operations.append((func.name(), template, tuple(about)))
+        about = tuple([flatten((tuple(item.shape), tuple(item.stride()), item.dtype))[0] for item in tensors])
+        numbers: list[Any] = []
+        numbers_of((template, about), numbers)
+        if not self.in_symbols and any(isinstance(number, torch.SymInt) for number in numbers):
+            self.can_foresee = False  # as many as there are elements of some kind in the data
+            return
+        self.operations.append((func.name(), template, about))
 
     def draws(self) -> Draws | None:
         """Returns what has been drawn from torch's CPU generator; None where that does not follow from shapes."""

@@ -12,7 +12,7 @@ may read, recorded values; the real ones take their place only while the call ru
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -172,15 +172,31 @@ def holds_hidden(modules: Sequence[nn.Module]) -> bool:
 
 
 class OwnObjects:
-    """The lists, dictionaries and objects that a leaf's attributes hold, and that others may change too."""
+    """The lists, dictionaries and objects that a leaf's attributes hold, and that others may change too.
 
-    def __init__(self, modules: Sequence[nn.Module], known: Collection[str]) -> None:
+    Args:
+        modules: The leaf's.
+        known: The attributes that are arguments.
+        is_foreign: Returns for the id of a parameter or buffer whether it is none of the leaf's own, and None for that
+            of any other tensor. The type of the former says nothing: its owner has another one than the other ranks.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        known: Collection[str],
+        is_foreign: Callable[[int], bool | None] = lambda _: None,
+    ) -> None:
         self._own = _unknown_attributes(modules, known)
         self._state = State(item for _, item in self._own)
         self._glance = Glance(self._state.objects)
         self.is_empty = self._glance.is_empty
         """True if the modules hold no objects that others may change."""
-        recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in REAL]
+        recorded: list[int] = []
+        for key, tensor in self._state.tensors.items():
+            foreign = is_foreign(key)
+            if type(tensor) not in REAL if foreign is None else foreign:
+                recorded.append(key)
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
         self.memory = self._state.memory

@@ -134,6 +134,7 @@ class Snapshot:
 
     __slots__ = (
         "_cells",
+        "_classes",
         "_glance",
         "_growing",
         "_imports",
@@ -165,6 +166,7 @@ class Snapshot:
         self._glance = Glance(self._state.objects, named)
         self._modules = [(vars(module), dict(vars(module))) for module in self._state.modules[:_MOST_MODULES]]
         self._growing = [*map(vars, code.classes), *map(vars, code.functions)]
+        self._classes = frozenset(map(id, code.classes))
         self._imports = [*dict.fromkeys(name for function in code.functions for name in imported_by(function))]
         self.memory = self._state.memory
         self.latest = self.look()
@@ -217,8 +219,8 @@ class Snapshot:
             if _now(place, name) is not then:
                 _put(place, name, then)
         mine = {(id(place), name) for place, name in self._places}
-        for place, name in present._places:
-            if isinstance(place, type) and (id(place), name) not in mine and name in vars(place):
+        for place, name in present._places:  # a class that this does not show was not reached yet, and stays
+            if id(place) in self._classes and (id(place), name) not in mine and name in vars(place):
                 _put(place, name, ABSENT)
         self._state.put_back(self._state.changed())
         for attributes, then in self._modules:
