@@ -161,6 +161,30 @@ def test_a_program_that_draws_itself_finds_its_generators_where_they_would_be(nu
         assert process.stdout.splitlines()[-1] == printed_plainly()
 
 
+class DrawsLate(Block):
+    """Draws only once its data are large, by a name that its code does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise: Any = getattr(torch, "rand")  # noqa: B009
+        return self.b(self.a(x) + (noise(1) if x.abs().max().item() > 50 else 0.0))
+
+
+def test_a_module_that_begins_to_draw_for_its_data_is_told_so() -> None:
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank], plan={"0": 0, "1": 1})
+        for size in (1.0, 1.0, 1.0, 100.0):
+            model(torch.ones(2, 8) * size).sum().backward()
+            farspan.flush()
+
+    models = [build(lambda: nn.Sequential(DrawsLate(), nn.Linear(8, 8))) for _ in range(2)]
+    with pytest.raises(RecordError, match="has drawn random numbers, and had drawn none before"):
+        run_threads(2, program)
+
+
 class InBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["DRAWS", "has_own_generator", "may_draw"]
+from farspan.call.surroundings.code import code_of, names_in
+
+__all__ = ["DRAWS", "has_own_generator", "may_draw", "may_draw_inside"]
 
 _TORCH = (
     "_fused_dropout", "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "alpha_dropout_", "bernoulli",
@@ -43,6 +45,22 @@ DRAWS: set[Any] = {
 Those named here are known before anything runs, so that the numbers do not depend on what has run before. Others (of
 other libraries) are added when a metadata run sees them draw.
 """
+
+
+_NAMES = frozenset(function.__name__ for function in DRAWS) - {"gru", "lstm", "rnn_relu", "rnn_tanh"}
+"""The names by which code draws, but for those that are often names of modules."""
+
+
+def may_draw_inside(target: Any) -> bool:
+    """Returns whether the modules of a leaf may draw: one of them is dropout in training, or their code names what
+    draws."""
+    modules = getattr(target, "modules", ())
+    if any(module.training and getattr(module, "p", 0) and isinstance(module, _DROPOUT) for module in modules):
+        return True
+    return any(not _NAMES.isdisjoint(names_in(function)) for function in code_of(modules).functions)
+
+
+_DROPOUT: Any = nn.modules.dropout._DropoutNd
 
 
 def has_own_generator(kwargs: Any) -> bool:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from farspan.call.draws.drawing_functions import DRAWS, has_own_generator
 from farspan.call.draws.frame import Frame, Path, key_of_function, key_of_module, mixed, seed_of
 from farspan.call.draws.generators import (
+    GENERATORS,
     all_generators,
     generators_of,
     host_seed,
@@ -29,6 +30,8 @@ from farspan.call.draws.generators import (
     put_back_in_python,
     states_in_python,
 )
+from farspan.call.draws.mersenne import is_same_state
+from farspan.errors import RecordError
 from farspan.graph import Call
 from farspan.torch_private import is_compiled, without_modes_of
 
@@ -140,11 +143,30 @@ def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractCo
     path alone.
     """
     if not call.entry.is_random:
-        return _NOTHING
+        return _drawing_nothing(call) if getattr(call.target, "is_resolved", False) else _NOTHING
     if call.draws is not None:
         return call.draws.stretch.running(call, tensors)
     generators = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])
     return seeded_on(call, generators, in_python=call.entry.is_random_in_python)
+
+
+@contextlib.contextmanager
+def _drawing_nothing(call: Call) -> Iterator[None]:
+    """The body runs a call that depends on data, and has drawn nothing before.
+
+    Raises:
+        RecordError: It draws now, at its owner only.
+    """
+    default = torch.default_generator
+    with GENERATORS:
+        before, num_seedings = default.get_state(), active.num_seedings
+        yield
+        if num_seedings == active.num_seedings and not is_same_state(before, default.get_state()):
+            raise RecordError(
+                f"{call.describe()} has drawn random numbers, and had drawn none before.",
+                why="whether it draws depends on the data: other calls have been given these numbers.",
+                hint="draw in each call alike, or farspan.distribute(model, seed=0): its draws are then farspan's own",
+            )
 
 
 @contextlib.contextmanager

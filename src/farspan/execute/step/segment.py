@@ -118,7 +118,7 @@ def run_call(call: Call, segment: Segment) -> None:
         call.buffers = buffers_before(call.target)
     with (
         apply_modes(call.modes),
-        seeded(call, tensors) if entry.is_random else _NOTHING,
+        seeded(call, tensors) if entry.is_random or getattr(call.target, "is_resolved", False) else _NOTHING,
         _NOTHING if call.saved_hooks is None else under_saved_hooks(call.saved_hooks),
     ):
         for number in entry.mutated:

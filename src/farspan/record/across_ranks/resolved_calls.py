@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.call.draws.drawing_functions import DRAWS
+from farspan.call.draws.drawing_functions import DRAWS, may_draw_inside
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown, meta_of
 from farspan.call.infer.observe import observe
@@ -97,7 +97,8 @@ def resolve(
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
         recorder.runs_each_backward |= entry.is_ordered
-        draws_freely = entry.is_random and recorder.draws.is_plain  # it may draw more, or fewer, the next time
+        # it may draw more, or fewer, the next time: dropout of no rows draws nothing
+        draws_freely = recorder.draws.is_plain and (entry.is_random or may_draw_inside(target))
         if call.raised is None and not draws_freely:
             recorder.cache.resolve(target, template, metas, call.modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
