@@ -6,6 +6,7 @@ a dispatch mode, torch.func, dual levels  would see what runs later and elsewher
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -129,6 +130,8 @@ def install_around() -> None:
     """
     show_ways_into_func()
     torch.overrides.has_torch_function = _has_torch_function
+    type(torch.autograd.Variable).__call__ = _make_variable  # type: ignore[method-assign]
+    torch.jit.ScriptFunction.__call__ = _call_scripted  # type: ignore[method-assign]
 
 
 def _has_torch_function(relevant_args: Any) -> bool:
@@ -138,3 +141,35 @@ def _has_torch_function(relevant_args: Any) -> bool:
     others = [each for each in relevant_args if type(each) is not LazyTensor and id(each) not in recorder.placed]
     with without_modes_of(recorder):
         return _original_has(others)
+
+
+_original_make: Any = type(torch.autograd.Variable).__call__
+_original_scripted: Any = torch.jit.ScriptFunction.__call__
+
+
+def _make_variable(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `torch.autograd.Variable(x)`, which no function mode sees: x, detached."""
+    given = dict(zip(("data", "requires_grad"), args, strict=False)) | kwargs
+    if not _concern_a_model([given.get("data")]):
+        return _original_make(kind, *args, **kwargs)
+    made = given["data"].detach()
+    return made.requires_grad_() if given.get("requires_grad") else made
+
+
+def _call_scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces the call of a scripted function, which function modes see only if it is given recorded tensors: of
+    parameters, another rank may have the data.
+    """
+    tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
+    if not _concern_a_model(tensors):
+        return _original_scripted(function, *args, **kwargs)
+    return torch.overrides.handle_torch_function(function, tensors, *args, **kwargs)
+
+
+def _concern_a_model(items: Iterable[Any]) -> bool:
+    """Returns whether a recorded tensor, or a parameter or buffer of a distributed model, is among some objects, and a
+    mode is to see them."""
+    recorder = active.recorder
+    if recorder is None or next(iter(function_modes()), None) is None:
+        return False
+    return any(type(item) is LazyTensor or id(item) in recorder.placed for item in items)

@@ -60,7 +60,7 @@ def may_draw_inside(target: Any) -> bool:
     return any(not _NAMES.isdisjoint(names_in(function)) for function in code_of(modules).functions)
 
 
-_DROPOUT: Any = nn.modules.dropout._DropoutNd
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def has_own_generator(kwargs: Any) -> bool:

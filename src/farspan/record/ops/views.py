@@ -58,6 +58,7 @@ _VIEWS = {
     if hasattr(owner, f"{name}_")
 }
 """For what makes a tensor another view of its memory the function that takes that view."""
+_DETACHES = frozenset([torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__])  # type: ignore[attr-defined]
 
 
 class _View(NamedTuple):
@@ -67,6 +68,8 @@ class _View(NamedTuple):
     num_flushes: int = -1
     """Where the root is a gradient or a buffer, into which not only the program writes: how many steps had run when the
     view was taken. Where it is a parameter in slices: how often parameters had changed. Else -1."""
+    has_history: bool = False
+    """True if gradient flows through what has been written into it, and the root has none of that: `x.detach()`."""
 
 
 def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: dict[int, Placed]) -> None:
@@ -78,7 +81,8 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: di
         links = (*before.links, (call.target, call.template, result))
     root = before.root
     own: dict[str, Any] = vars(lazy)  # past `__setattr__`: it looks for attributes of the program's own
-    own["_view"] = _View(root, links, _time_of(lazy._recorder, root))
+    has_history = before.has_history and lazy._value.meta.requires_grad
+    own["_view"] = _View(root, links, _time_of(lazy._recorder, root), has_history)
     _join(lazy, root, placed)
 
 
@@ -221,18 +225,73 @@ def write_through(
     links = () if written._view is None else written._view.links
     others = [tensor for i, tensor in enumerate(tensors) if i != number]
     is_in_place = _is_parameters(root)
-    target = Through(links, function, template, number, is_in_place=is_in_place)
-    given: Any = ((root, *others), {})
-    whole, all_tensors = flatten_arguments(*given)
-    result = recorder.record(target, whole, all_tensors, stage, given=given)
+
+    def write(links: tuple[_Link, ...], whole: Any) -> Any:
+        given: Any = ((whole, *others), {})
+        target = Through(links, function, template, number, is_in_place=is_in_place)
+        return recorder.record(target, *flatten_arguments(*given), stage, given=given)
+
+    family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
+    members = [member for member in family if member is not None and member is not root]
+    has_history = not is_in_place and _is_past_detach(written, others)
+    cut = _num_detached(links) if has_history else 0
+    base = _base_of(recorder, written, members, cut) if has_history else written
+    past = base._view.links if has_history else ()
+    own = write(links[len(past) :], base) if has_history else None
+    result = write(links, root)
     if not is_in_place:
         put_value(root, result._value)
         if root._parts_of_gradients is not None:
             recorder.gradients.memory.note_written(root)
-    family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
-    for member in family:
-        if member is not None and member is not root:
+    for member in members:
+        if (
+            own is None
+            or (member._view.links or ())[: len(past)] != past
+            or (member is not base and not member._view.has_history)
+        ):
             retake(recorder, member)
+    if own is not None:
+        put_value(base, own._value)
+        _retake_past(recorder, base, members)
+
+
+def _retake_past(recorder: Recording, base: Any, members: list[Any]) -> None:
+    """Takes the views of a detached tensor again from that tensor itself, which has a history of its own now."""
+    past, has_history = base._view.links, base._value.meta.requires_grad
+    base._view = base._view._replace(has_history=has_history)
+    for member in members:
+        view = member._view
+        if member is not base and (view.links or ())[: len(past)] == past and _num_detached(view.links) <= len(past):
+            put_value(member, _taken_again(recorder, view.links[len(past) :], base)._value)
+            member._view = view._replace(has_history=has_history)
+
+
+def _base_of(recorder: Recording, written: Any, members: list[Any], cut: int) -> Any:
+    """Returns the detached tensor that `written` is, or is a view of; `written` where the program no longer has it."""
+    links = written._view.links
+    bases = [member for member in members if member._view.links == links[:cut]]
+    if len(links) == cut or not bases:
+        return written
+    if len(bases) > 1:
+        recorder.refuse(
+            "gradient is written into a view of a tensor that has been detached twice",
+            hint="clone() after detach(), or use the out-of-place operation",
+        )
+    return bases[0]
+
+
+def _num_detached(links: tuple[_Link, ...] | None) -> int:
+    """Returns how many of the steps to a view there are up to the last one that detaches."""
+    return max((number for number, link in enumerate(links or (), 1) if link[0] in _DETACHES), default=0)
+
+
+def _is_past_detach(written: LazyTensor, others: list[torch.Tensor]) -> bool:
+    """Returns whether a write into a view gives it a history that the root must not have, for it is detached."""
+    view: Any = written._view
+    if view is None or view.has_history:
+        return view is not None
+    has_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in others)
+    return has_gradient and _num_detached(view.links) > 0
 
 
 def _is_parameters(tensor: Any) -> bool:
@@ -248,19 +307,31 @@ def retake(recorder: Recording, member: LazyTensor) -> None:
             "a tensor is written into of which a module has returned a view that is still in use",
             hint="use the out-of-place operation, or write before the module is called",
         )
+    if view.has_history:
+        recorder.refuse(
+            "memory is written into that a detached tensor shares, into which gradient has been written",
+            why="it would have to change, and keep the gradient.",
+            hint="clone() after detach(), or use the out-of-place operation",
+        )
     tensor = view.root
-    may_wait = recorder.engine.num_ranks > 1 and not _is_parameters(tensor)
-    for function, template, result in view.links:
-        if may_wait:  # other ranks' programs may hold no such view
-            taken = recorder.deferred.take(function, template, tensor)
-        else:
-            taken = recorder.record(function, template, [tensor], None)
-        tensor = flatten(taken)[1][result]
+    tensor = _taken_again(recorder, view.links, tensor)
     put_value(member, tensor._value)
     if view.num_flushes >= 0:
         is_parameters = (placed := _placed_of(recorder, view.root)) is not None and placed.is_parameter
         now = recorder.copies.epoch if is_parameters else recorder.engine.num_flushes
         member._view = view._replace(num_flushes=now)
+
+
+def _taken_again(recorder: Recording, links: tuple[_Link, ...], tensor: Any) -> Any:
+    """Returns a view of a recorded tensor, or of a parameter, by the steps that lead to it."""
+    may_wait = recorder.engine.num_ranks > 1 and not _is_parameters(tensor)
+    for function, template, result in links:
+        if may_wait:  # other ranks' programs may hold no such view
+            taken = recorder.deferred.take(function, template, tensor)
+        else:
+            taken = recorder.record(function, template, [tensor], None)
+        tensor = flatten(taken)[1][result]
+    return tensor
 
 
 class Through:
