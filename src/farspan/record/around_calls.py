@@ -157,11 +157,11 @@ def _make_variable(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces the call of a scripted function, which function modes see only if it is given recorded tensors: of
-    parameters, another rank may have the data.
+    """Replaces the call of a scripted function: function modes see it where it is given recorded tensors, and not where
+    it is given parameters alone, of which another rank may have the data.
     """
     tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
-    if not _concern_a_model(tensors):
+    if any(type(item) is LazyTensor for item in tensors) or not _concern_a_model(tensors):
         return _original_scripted(function, *args, **kwargs)
     return torch.overrides.handle_torch_function(function, tensors, *args, **kwargs)
 
