@@ -57,7 +57,7 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
     Yields:
         The copies.
     """
-    items = versioned(leaf) if is_known else [item for item in leaf.buffers if item.is_owned]
+    items = versioned(leaf) if is_known else _held(leaf)
     if not items:
         yield []
         return
@@ -81,7 +81,7 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
 def versioned(leaf: Leaf) -> list[Placed]:
     """Returns the buffers of which each call needs a version of its own, and those that share memory with one of
     them."""
-    items = [item for item in leaf.buffers if item.is_owned]
+    items = _held(leaf)
     if not any(item.is_written for item in items) or not any(item.is_saved for item in items):
         return []
     groups: dict[int, list[Placed]] = {}
@@ -100,9 +100,14 @@ def buffers_before(leaf: Leaf) -> dict[str, torch.Tensor]:
 
     One of which it gets a version of its own stays what it is; others are copied.
     """
-    written = [item for item in leaf.buffers if item.is_written and item.is_owned]
+    written = [item for item in _held(leaf) if item.is_written]
     kept = set(map(id, versioned(leaf))) if written else ()
     return {item.name: item.tensor.detach() if id(item) in kept else item.tensor.detach().clone() for item in written}
+
+
+def _held(leaf: Leaf) -> list[Placed]:
+    """Returns the buffers that its modules hold here: those of other stages (a wide one has all so) are arguments."""
+    return [item for item in leaf.buffers if item.is_owned and item.stage == leaf.stage]
 
 
 def _slots_of(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[_Slot]:

@@ -19,6 +19,7 @@ from farspan.graph.gradient import earliest_uses as earliest_uses
 from farspan.graph.gradient import first_released as first_released
 from farspan.graph.gradient import hooked_calls as hooked_calls
 from farspan.graph.gradient import parameters_of as parameters_of
+from farspan.graph.gradient import passed as passed
 from farspan.graph.gradient import released_error as released_error
 from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
@@ -47,6 +48,7 @@ __all__ = [
     "Value",
     "RequestedGradients",
     "release",
+    "passed",
     "released_error",
     "earliest_uses",
     "hooked_calls",

@@ -126,6 +126,8 @@ def observe(
             attributes += [key for key in _holding(leaf, watch.written_plain) if key not in attributes]
         passed_by = [i for i, tensor in enumerate(tensors) if leaf is not None and storage_id(tensor) not in watch.used]
         parameters = _parameters_behind(leaf, held, list(zip(outputs, behind, strict=True)), watch)
+        if leaf is not None and is_real:
+            depends_on, parameters, passed_by = *_all_that_may_be(leaf, metas, output_metas), []
     name, flags = name_of(target), None if leaf is None else leaf.flags
     result_parts = (described.template, output_metas, described.changes)
     has_own_draws = not (is_real or generators.were_seeded or _holds_compiled(target))
@@ -239,6 +241,18 @@ def _parameters_behind(
         for output, behind in outputs
     ]
     return tuple([tuple(sorted(numbers)) for numbers in found])
+
+
+def _all_that_may_be(leaf: Leaf, metas: Sequence[Meta], outputs: Sequence[Meta]) -> tuple[Any, Any]:
+    """Returns for each output the arguments, and the parameters, to which its gradient may flow where data decide that:
+    another run may use what this one has not.
+    """
+    arguments = tuple([i for i, meta in enumerate(metas) if meta.requires_grad])
+    parameters = tuple([i for i, item in enumerate(leaf.placed) if item.is_trained and item.stage == leaf.stage])
+    return (
+        tuple([arguments if meta.requires_grad else () for meta in outputs]),
+        tuple([parameters if meta.requires_grad else () for meta in outputs]),
+    )
 
 
 def _note_writes(

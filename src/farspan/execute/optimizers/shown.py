@@ -10,6 +10,7 @@ there are such tensors in groups or attributes too, which the program may read a
 from __future__ import annotations
 
 import copy
+import dataclasses
 import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,8 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
             return engine.read(value)
         if engine.teams[value.stage].leader.rank == engine.rank:
             return make_known_as(make_own(engine.read(value)), value)
-        return make_known_as(LazyTensor.make(Value(value.meta, value.stage), engine.recorder), value)
+        meta = dataclasses.replace(value.meta, requires_grad=False)  # as its owner computes with it
+        return make_known_as(LazyTensor.make(Value(intern(meta), value.stage), engine.recorder), value)
 
     for _, part in parts_beside_state(optimizer):
         part.change(change)
@@ -142,6 +144,8 @@ def _held(tensor: torch.Tensor, shown: Value) -> LazyTensor | None:
     is_shown = type(tensor) is LazyTensor and tensor._value.state_of is not None
     known = tensor._value if is_shown else shown_value(tensor)  # type: ignore[attr-defined]
     held = None if known is None or known.lazy is None else known.lazy()
+    if known is not None and type(held) is LazyTensor and known.meta.requires_grad:
+        return held  # what the program has computed keeps its history
     if known is None or type(held) is not LazyTensor or known.meta is not shown.meta:
         return None
     known.lazy = None

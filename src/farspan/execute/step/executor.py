@@ -23,7 +23,7 @@ from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
-from farspan.execute.weights.reductions import Reductions, add_gradients
+from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent, on
 from farspan.execute.weights.replicas import Replicas
 from farspan.graph import Backward, BackwardSegment, Call, Edge, Segment, SliceName, Value
 from farspan.program.program import Action, Message, Program
@@ -50,10 +50,11 @@ class Executor:
         """Raises if another rank has failed."""
         self.remat = Remat()
         self.replicas = Replicas(parameters)
-        self.gradients: dict[Edge, torch.Tensor] = {}
+        self.gradients: dict[Edge, torch.Tensor | None] = {}
+        """Gradients on their way; None for one that there is not: data have decided not to use what it is of."""
         self.deferred: dict[BackwardSegment, Deferred] = {}
         """Weight work that backwards have deferred, in their order."""
-        self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
+        self.arrived: dict[Backward, list[tuple[Any, torch.Tensor]]] = {}
         """Gradients of tensors outside the model."""
         self.passed_on: list[str] = []
         """The parameters of other ranks of which the program that ran last has made gradients, in that order."""
@@ -158,10 +159,9 @@ class Executor:
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
         received = [message for action in program.actions for message in action.receives]
-        for message in [*received, *program.prologue_receives]:
-            for item in message.items:
-                if isinstance(item, Value):
-                    item.data = None
+        for item in [item for message in [*received, *program.prologue_receives] for item in message.items]:
+            if isinstance(item, Value):
+                item.data = None
 
     def describe_place(self) -> str:
         """Returns which task of how many this rank is at; "" between steps. Another thread may ask."""
@@ -286,7 +286,7 @@ class Executor:
     def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
         """Add gradients that have arrived at their owner, all of one backward."""
         parts = [part for part in parts if self.interruption.end_before(part) is None]
-        gradients = [self.gradients.pop(part.incoming[0]).to(self.device_of(part)) for part in parts]
+        gradients = [on(self.device_of(part), self.gradients.pop(part.incoming[0])) for part in parts]
         for part in parts:
             self.interruption.begin_part(part, leaves_weights=False)
         try:
@@ -298,16 +298,15 @@ class Executor:
             self.interruption.note(error, parts[0])
 
     def _backward(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
-        if self.remat.is_used:
-            for earlier in list(self.deferred):  # they hold what has been computed again: of one backward at most
-                self._run_weights(earlier)
+        for earlier in list(self.deferred) if self.remat.is_used else ():  # what they hold has been computed again:
+            self._run_weights(earlier)  # of one backward at most
         device = self.device_of(part)
         if part.segment is not None and self.replicas.tensors:
             self.replicas.bring(part.segment, device)
-        incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
+        incoming = {edge: on(device, self.gradients.pop(edge)) for edge in part.incoming}
         if part.brings_outside:
             arrived = self.arrived.setdefault(part.backward, [])
-            arrived += [(edge.key, gradient) for edge, gradient in incoming.items() if isinstance(edge.key, Value)]
+            arrived += [(edge.key, item) for edge, item in incoming.items() if item is not None]  # all are of values
             return
         outgoing, deferred = run_backward(
             part, incoming, self.parameters, leaves_weights=leaves_weights, before=self._run_weights_before
@@ -367,13 +366,15 @@ class Executor:
                 if message.channel.is_of_parameters:
                     self.replicas.put(item, message.channel.target.device)
             else:
-                self.gradients[item] = tensor
+                self.gradients[item] = None if is_absent(tensor) else tensor
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:
         self.channels.send(message, [self._to_send(item, message) for item in message.items], message.metas)
 
     def _to_send(self, item: Value | Edge, message: Message) -> torch.Tensor:
+        if isinstance(item, Edge) and self.gradients.get(item, ...) is None:
+            return as_absent(item, message)
         tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
         if tensor is None:
             assert self.interruption.has_ended, f"{item.describe()} is not here"

@@ -33,7 +33,7 @@ from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
 from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value
-from farspan.record.across_ranks.resolved_calls import noting_raised, registering_nothing, resolve_from_run
+from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
 
@@ -127,7 +127,7 @@ def run_call(call: Call, segment: Segment) -> None:
             if type(entry) is Unknown:
                 resolve_from_run(call, tensors, lambda given: _call_target(call, given))
                 return
-            results = _results_of(call, tensors)
+            results = as_before(call, tensors, lambda: _results_of(call, tensors))
         except Exception as error:
             error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
             raise
@@ -238,17 +238,17 @@ def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
 
 def run_backward(
     part: BackwardSegment,
-    gradients: Mapping[Edge, torch.Tensor],
+    gradients: Mapping[Edge, torch.Tensor | None],
     parameters: Mapping[str, Placed],
     *,
     leaves_weights: bool,
     before: Callable[[Collection[Any]], None],
-) -> tuple[dict[Edge, torch.Tensor], Deferred | None]:
+) -> tuple[dict[Edge, torch.Tensor | None], Deferred | None]:
     """Run one segment's share of a backward.
 
     Args:
         part: What to differentiate.
-        gradients: For every incoming edge its gradient.
+        gradients: For every incoming edge its gradient; None for one that there is not.
         parameters: By name.
         leaves_weights: Whether gradients of parameters may be deferred.
         before: Called with the accumulators of the parameters that get their gradient now, if some may not.
@@ -261,7 +261,7 @@ def run_backward(
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
     leaves = list({id(source): source for source, is_native in sources if not is_native}.values())
     own = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
-    split = None
+    split = deferred = None
     if leaves_weights:
         split = split_backward(roots, leaves, own)
         before(split.now)
@@ -272,7 +272,6 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
-    deferred = None
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
@@ -280,7 +279,7 @@ def run_backward(
             with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
-                else:
+                elif roots:
                     torch.autograd.backward(
                         roots,
                         seeds,
@@ -306,13 +305,13 @@ def run_backward(
 
 
 def _roots_of(
-    part: BackwardSegment, gradients: Mapping[Edge, torch.Tensor], parameters: Mapping[str, Placed]
+    part: BackwardSegment, gradients: Mapping[Edge, torch.Tensor | None], parameters: Mapping[str, Placed]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
     """Returns the tensors at which the backward begins here, and the gradient of each."""
     segment = part.segment
     roots: list[torch.Tensor] = []
     seeds: list[torch.Tensor | None] = []
-    for edge in part.incoming:
+    for edge in [edge for edge in part.incoming if gradients[edge] is not None]:
         key = edge.key
         if isinstance(key, str):
             held = () if segment is None else segment.leaves
@@ -331,17 +330,18 @@ def _roots_of(
 
 def _outgoing(
     part: BackwardSegment, sources: Sequence[tuple[torch.Tensor, bool]], caught: Mapping[int, Any]
-) -> dict[Edge, torch.Tensor]:
-    """Returns the gradient of every outgoing edge, in the order in which autograd has had them, by its source's id."""
-    outgoing: dict[Edge, torch.Tensor] = {}
+) -> dict[Edge, torch.Tensor | None]:
+    """Returns the gradient of every outgoing edge, in the order in which autograd has had them, by its source's id;
+    None for what a module has not used, as its data decide."""
+    outgoing: dict[Edge, torch.Tensor | None] = {}
     number = {leaf_id: number for number, leaf_id in enumerate(caught)}
     found = sorted(zip(part.outgoing, sources, strict=True), key=lambda item: number.get(id(item[1][0]), -1))
     for edge, (source, is_native) in found:
         gradient = raw_grad(source) if is_native else caught.get(id(source))
-        if gradient is None:
+        if gradient is None and edge.dst.stop is not None:
             raise RecordError(
-                f"no gradient came back for {edge.key if isinstance(edge.key, str) else edge.key.describe()}.",
-                why=f"in the {part.describe()}: an autograd function returned None against its graph's promise.",
+                f"there is no {edge.describe()}, which has hooks.",
+                why=f"in the {part.describe()}: what runs there depends on data, or returns None for a gradient.",
                 hint="let the function return zeros, or place its module together with the one before it",
             )
         outgoing[edge] = gradient

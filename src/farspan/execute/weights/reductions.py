@@ -19,11 +19,12 @@ import torch
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.leaf import Placed, sliced, tensor_of
 from farspan.call.modes import apply_modes
+from farspan.errors import RecordError
 from farspan.graph import BackwardSegment, Edge, SliceName, whole_name
 from farspan.program.program import Channel, Message, Program
 from farspan.torch_private import DisableTorchFunction, has_gradient_hooks, raw_grad, set_raw_grad
 
-__all__ = ["Reductions", "add_gradients"]
+__all__ = ["Reductions", "add_gradients", "as_absent", "is_absent", "on"]
 
 _POSTED = 2
 """Messages of a channel for which there is room at a time. Between GPUs there is room when the tasks have run: until
@@ -36,7 +37,7 @@ class Reductions:
 
     Args:
         program: Of the step.
-        arrived: Holds the gradients that are here and have not been added.
+        arrived: Holds the gradients that are here and have not been added; None for one that there is not.
         post: Makes room for a message.
         take: Waits for a message that has been posted.
         has_arrived: Whether that would return at once.
@@ -46,7 +47,7 @@ class Reductions:
     def __init__(
         self,
         program: Program,
-        arrived: dict[Edge, torch.Tensor],
+        arrived: dict[Edge, torch.Tensor | None],
         *,
         post: Callable[[Message], None],
         take: Callable[[Message], None],
@@ -82,14 +83,18 @@ class Reductions:
             if before is None and following is None:
                 continue
             total = self.arrived.pop(edge)
-            if before is not None:
-                is_own = edge in self._own and before.layout is total.layout is torch.strided
+            is_own = edge in self._own
+            if before is not None and total is not None:
+                is_own &= before.layout is total.layout is torch.strided
                 total = before.add_(total) if is_own else total + before if before.is_sparse else before + total
+                is_own = True
+            elif before is not None:
+                total = before
             if following is None:
                 self.arrived[edge] = total
-            else:
+            elif total is not None:
                 self._sums[following] = total
-                if before is not None:
+                if is_own:
                     self._own.add(following)
 
     def advance(self) -> None:
@@ -142,9 +147,10 @@ class Reductions:
 
 
 def add_gradients(
-    parts: Sequence[BackwardSegment], gradients: Sequence[torch.Tensor], parameters: Mapping[str, Placed]
+    parts: Sequence[BackwardSegment], gradients: Sequence[torch.Tensor | None], parameters: Mapping[str, Placed]
 ) -> None:
-    """Let autograd add `gradients` to those of the parameters that `parts` are of; all are of one backward."""
+    """Let autograd add `gradients`, as far as there are any, to those of the parameters that `parts` are of; all are of
+    one backward."""
     backward = parts[0].backward
     roots: list[torch.Tensor] = []
     seeds: list[torch.Tensor] = []
@@ -152,7 +158,7 @@ def add_gradients(
     for part, gradient in zip(parts, gradients, strict=True):
         name = part.brought
         tensor = parameters[whole_name(name)].tensor
-        if not tensor.requires_grad:
+        if gradient is None or not tensor.requires_grad:
             continue  # frozen since the forward: autograd adds nothing to its gradient either
         if type(name) is SliceName and _can_lie_in(tensor, gradient):
             slices.setdefault(name.whole, []).append((name, gradient))
@@ -165,6 +171,48 @@ def add_gradients(
         backward.moment.go_to()
         with apply_modes(backward.modes), around_backward(parts[0].describe):
             torch.autograd.backward(roots, seeds)
+
+
+_ABSENT = {1: 0x7F, 2: 0x7FD3, 4: 0x7FD35A5A, 8: 0x7FFD35A5A5A5A5A5}
+"""By bytes of a number, one that is no number, in bits that no operation gives."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_absent(edge: Edge, message: Message) -> torch.Tensor:
+    """Returns what is sent in the place of a parameter's gradient that there is not: data have decided that a module
+    does not use it.
+
+    Raises:
+        RecordError: It would go from GPU to GPU, where nobody looks whether there is one.
+    """
+    if message.is_between_gpus:
+        why = "a module on another GPU than its owner's has not used it, as its data decide."
+        raise RecordError(f"there is no {edge.describe()}.", why=why, hint="place its module on one rank")
+    tensor = torch.empty_strided(edge.meta.shape, edge.meta.stride, dtype=edge.meta.dtype)
+    bits = _bits(tensor)
+    bits.fill_(_ABSENT[bits.element_size()])
+    return tensor
+
+
+def is_absent(gradient: torch.Tensor) -> bool:
+    """Returns whether a gradient that has come stands for none."""
+    if gradient.numel() == 0 or gradient.device.type != "cpu":  # between GPUs none is sent
+        return False
+    first = gradient[(0,) * gradient.dim()].item()
+    if first == first:
+        return False
+    bits = _bits(gradient)
+    return bool((bits == _ABSENT[bits.element_size()]).all())
+
+
+def on(device: torch.device, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns a gradient on a device, if there is one."""
+    return None if gradient is None else gradient.to(device)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return numbers.view(_INTEGERS[numbers.element_size()])
 
 
 def _can_lie_in(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:

@@ -34,13 +34,14 @@ from farspan.record.ops.results import answer
 from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from farspan.call.leaf import Target
     from farspan.graph import Template
     from farspan.record.recording import Recording
 
 __all__ = [
+    "as_before",
     "resolve",
     "resolve_from_run",
     "resolve_from_text",
@@ -272,6 +273,35 @@ def noting_raised(call: Call) -> Iterator[None]:
         if type(call.entry) is not Unknown or reaches_outside(error) or isinstance(error, FarspanError):
             raise
         call.raised = sendable(error, [call])
+
+
+def as_before(call: Call, tensors: Sequence[torch.Tensor], run: Callable[[], list[Any]]) -> list[Any]:
+    """Run a call, and see to it that it returns and writes into the same of its arguments as in the runs before, if
+    data decide what it does.
+
+    Args:
+        call: Its metadata is known.
+        tensors: Its arguments.
+        run: Runs it, and returns the tensors of its result.
+
+    Raises:
+        RecordError: It has returned another argument, or has written into another one.
+    """
+    if not getattr(call.target, "is_resolved", False):
+        return run()
+    others = [tensor for number, tensor in enumerate(tensors) if number not in call.entry.mutated]
+    before = plain_versions(others)
+    results = run()
+    is_same = all(
+        same < 0 or tensor is tensors[same] for tensor, same in zip(results, call.entry.same_as, strict=False)
+    )
+    if not is_same or plain_versions(others) != before:
+        raise RecordError(
+            f"{call.entry.name} returned or wrote into other arguments than before.",
+            why=f"at {format_where(call.where)}: it depends on the data, and was not so in the first calls.",
+            hint="return a new tensor each time: x.clone() for x, x + 1 for x.add_(1)",
+        )
+    return results
 
 
 def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:

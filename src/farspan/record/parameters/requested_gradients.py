@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.infer.entry import intern
-from farspan.graph import RequestedGradients, Value
+from farspan.graph import RequestedGradients, Value, passed
 from farspan.record.derivatives.recorded_gradients import record_gradients
 from farspan.record.recorded_backward import record_backward
 from farspan.record.team.team_tensor import TeamTensor, gradient_of_parts
@@ -49,11 +50,14 @@ def _grad(
         gradients = _with_history(recorder, outputs, grad_outputs, flat, requested)
         return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads, requires_grad=True)
     backward = record_backward(recorder, outputs, grad_outputs, bool(retain_graph), requested=requested)
+    depends_on_data = any(getattr(call.target, "is_resolved", False) for call in passed(backward))
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
     else:
         recorder.engine.flush("torch.autograd.grad()")
+    if depends_on_data:
+        _agree_on_found(recorder, requested)
     found = iter(_found_for(recorder, flat, requested))
     by_tensor = [[next(found) for _ in each] for each in parts]
     gradients = [gradient_of_parts(item, each) for item, each in zip(wanted_tensors, by_tensor, strict=True)]
@@ -105,6 +109,17 @@ def _found_for(
     of_outside = iter(requested.gradients)
     of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], requested))
     return [next(of_outside if key is None else of_recorded) for key in keys]
+
+
+def _agree_on_found(recorder: Recording, requested: RequestedGradients) -> None:
+    """Lets all ranks know which gradients a backward has found, where data decide what a module uses."""
+    keys = list(requested.values)
+    own = [key for key, gradient in requested.found.items() if gradient is not None]
+    text = json.dumps([[key for key in own if isinstance(key, str)], [keys.index(key) for key in own if key in keys]])
+    for part in recorder.engine.gather("which gradients there are", text.encode()):
+        names, numbers = json.loads(part)
+        own += [*names, *(keys[number] for number in numbers)]
+    requested.reached.intersection_update(own)
 
 
 def _as_asked(
