@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from tests.optimizers.written import WRITTEN, SharpnessAware
 from tests.support.loop import X, Y, on_ranks, same_everywhere, weights
+from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
@@ -246,5 +248,64 @@ def test_what_a_step_writes_into_tensors_of_the_program_is_what_is_read_in_it_an
 
         first = _train(model, Lookahead(model.parameters(), {}))
         return first, seen, [kept.tolist() for kept in slow]
+
+    same_everywhere(program, 2)
+
+
+def test_what_one_rank_alone_has_predicted_makes_no_difference() -> None:
+    """In the step each rank predicts operations on the other's gradients, of many shapes: one of them knows by then
+    what it gives for any shape, the other has run it for the next one."""
+
+    class Halved(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.add_(p.grad * 0.5, alpha=-0.1)
+
+    sizes = [8, *range(9, 30), 5]
+
+    def train(rank: int) -> float:
+        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+        model = nn.Sequential(*layers)
+        if rank >= 0:
+            farspan.distribute(model, plan={str(i): f"rank:{int(i >= 4)}" for i in range(len(layers))})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.1)
+        optimizer = Halved(model.parameters(), {})
+        F.cross_entropy(model(torch.ones(4, 8)), torch.arange(4)).backward()
+        optimizer.step()
+        with torch.no_grad():
+            return sum((p.grad * 0.5).sum() for p in model.parameters()).item()  # type: ignore[union-attr]
+
+    wanted = train(-1)
+    assert run_threads(2, train) == [wanted, wanted]
+
+
+def test_an_optimizer_may_keep_outputs_of_the_model() -> None:
+    """Those require grad, and its step writes into them."""
+
+    class Keeps(torch.optim.Optimizer):
+        out: Any = None
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.add_(p.grad * self.out.detach().std(), alpha=-0.1)
+            self.out.detach().mul_(0.5)
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = Keeps(model.parameters(), {})
+        found: list[Any] = []
+        for shift in range(3):
+            optimizer.zero_grad()
+            outs = [model(X + shift + number) for number in range(3)]
+            for out in outs:
+                F.cross_entropy(out, Y).backward()
+            optimizer.out = outs[shift % 3]
+            optimizer.step()
+            found += [outs[shift % 3].detach().tolist(), optimizer.out.detach().tolist(), optimizer.out.requires_grad]
+        return found, weights(model)
 
     same_everywhere(program, 2)

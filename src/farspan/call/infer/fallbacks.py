@@ -22,7 +22,7 @@ import torch
 
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Raised, Recent, Unknown, interned
-from farspan.call.infer.observe import DynamicShapeError
+from farspan.call.infer.observe import DynamicShapeError, digest_of_call
 from farspan.call.infer.predict import predict
 from farspan.call.infer.symbolic import Family, Numbers, generalise
 from farspan.call.leaf import Leaf, LeakError
@@ -168,7 +168,7 @@ class MetadataCache:
         family: Family | None = self.families.get(kind)
         if family is None:
             family = self.families[kind] = Family(target)
-        entry = family.entry_for(numbers)
+        entry = family.entry_for(numbers, lambda found: digest_of_call(target, template, metas, modes, found))
         if entry is not None:
             return entry
         self.num_runs += 1

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Target
     from farspan.graph import Template
 
-__all__ = ["DynamicShapeError", "Fakes", "Owned", "activation", "observe"]
+__all__ = ["DynamicShapeError", "Fakes", "Owned", "activation", "digest_of_call", "observe"]
 
 Owned = Sequence[tuple[Placed, torch.Tensor]]
 """A leaf's parameters and buffers, each with what stands for it in a run."""
@@ -128,11 +128,10 @@ def observe(
         parameters = _parameters_behind(leaf, held, list(zip(outputs, behind, strict=True)), watch)
         if leaf is not None and is_real:
             depends_on, parameters, passed_by = *_all_that_may_be(leaf, metas, output_metas), []
-    name, flags = name_of(target), None if leaf is None else leaf.flags
     result_parts = (described.template, output_metas, described.changes)
     has_own_draws = not (is_real or generators.were_seeded or _holds_compiled(target))
     entry = Entry(
-        name=name,
+        name=name_of(target),
         template=described.template,
         changes=described.changes,
         names_arguments=described.names_arguments,
@@ -155,11 +154,25 @@ def observe(
         is_random_in_python=generators.have_drawn,
         is_ordered=is_ordered,
         flops=watch.flops,
-        digest=digest_of((name, template, metas, modes, flags, result_parts)),
+        digest=digest_of_call(target, template, metas, modes, result_parts),
         histories=histories,
         draws=watch.draws() if has_own_draws else None,
     )
     return entry, outputs
+
+
+def digest_of_call(target: Target, template: Template, metas: Sequence[Meta], modes: Modes, result_parts: Any) -> int:
+    """Returns what is equal on all ranks for equal calls, however a rank has found out what they give.
+
+    Args:
+        target: What is called.
+        template: Of its arguments.
+        metas: Of the tensors among them.
+        modes: Under which it runs.
+        result_parts: The template of its result, the metadata of its outputs, and its changes.
+    """
+    flags = target.flags if isinstance(target, Leaf) else None
+    return digest_of((name_of(target), template, metas, modes, flags, result_parts))
 
 
 def activation(leaf: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ patterns, one for each way through the code. A pattern that does not give what w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from farspan.call.infer.entry import Entry, Unknown, intern
 from farspan.call.infer.predict import predict
 from farspan.call.leaf import Leaf
 from farspan.call.modes import Modes
-from farspan.call.pytree.canonical import digest_of
 from farspan.call.pytree.holes import fill_holes, numbers_of
 from farspan.call.side_effects.leaks import remove_leaked
 from farspan.graph import Meta
@@ -103,8 +102,13 @@ class Pattern:
         results.append(entry.flops)
         self.compute = symbols.function_of(results)
 
-    def entry_for(self, values: Sequence[int]) -> Entry | None:
-        """Returns the prediction for a call with these numbers; None where it may go another way."""
+    def entry_for(self, values: Sequence[int], digest: Callable[[Any], int]) -> Entry | None:
+        """Returns the prediction for a call with these numbers; None where it may go another way.
+
+        Args:
+            values: The numbers.
+            digest: Returns that of the call, for what it gives.
+        """
         if any(values[place] != value for place, value in self.fixed.items()):
             return None
         results = self.compute([values[place] for place in self.varying])
@@ -121,14 +125,13 @@ class Pattern:
             shape = tuple([next(numbers) for _ in meta.shape])
             stride = tuple([next(numbers) for _ in meta.stride])
             metas.append(intern(Meta(shape, stride, meta.dtype, meta.device, meta.requires_grad)))
-        digest = digest_of((self.entry.digest, tuple(values)))
         return replace(
             self.entry,
             template=template,
             changes=changes,
             metas=tuple(metas),
             flops=next(numbers),
-            digest=digest,
+            digest=digest((template, tuple(metas), changes)),
             draws=draws,
         )
 
@@ -148,10 +151,10 @@ class Family:
         self.varying: set[int] = set()
         """The places of the numbers that have been seen to vary."""
 
-    def entry_for(self, numbers: Numbers) -> Entry | None:
+    def entry_for(self, numbers: Numbers, digest: Callable[[Any], int]) -> Entry | None:
         """Returns what is known, without a run, of a call of this family."""
         for pattern in self.patterns:
-            entry = pattern.entry_for(numbers.values)
+            entry = pattern.entry_for(numbers.values, digest)
             if entry is not None:
                 return entry
         return None
@@ -184,14 +187,19 @@ def generalise(family: Family, target: Target, metas: Sequence[Meta], modes: Mod
         entry = predict(target, template, metas, modes, symbols=symbols, made=made)
         fixed = {place: value for place, value in enumerate(values) if place not in varying}
         pattern = Pattern(entry, symbols, fixed, varying)
-        if all(_is_right(pattern, known, wanted) for known, wanted in family.known) and pattern.entry_for(values):
+        is_right = all(_is_right(pattern, known, wanted) for known, wanted in family.known)
+        if is_right and pattern.entry_for(values, _no_digest):
             family.patterns.append(pattern)
     remove_leaked(made)
 
 
+def _no_digest(result_parts: Any) -> int:
+    return 0
+
+
 def _is_right(pattern: Pattern, values: Sequence[int], wanted: Entry) -> bool:
     """Returns whether the pattern gives what a run has given; or nothing."""
-    entry = pattern.entry_for(values)
+    entry = pattern.entry_for(values, _no_digest)
     return entry is None or all(getattr(entry, name) == getattr(wanted, name) for name in _COMPARED)
 
 
