@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, Placed, reaches_outside, swapped
 from farspan.errors import RecordError
 from farspan.torch_private import saved_by
+
+if TYPE_CHECKING:
+    from farspan.graph import Call
 
 __all__ = ["buffers_before", "copies_of", "note_saved", "own_versions", "versioned"]
 
@@ -95,11 +98,14 @@ def versioned(leaf: Leaf) -> list[Placed]:
     ]
 
 
-def buffers_before(leaf: Leaf) -> dict[str, torch.Tensor]:
-    """Returns by name the buffers that calls of `leaf` write, as they are: a call is about to run.
+def buffers_before(call: Call, leaf: Leaf) -> dict[str, torch.Tensor]:
+    """Returns by name the buffers that calls of `leaf` write, as they are: `call`, which is about to run, is or may be
+    computed again for a derivative.
 
     One of which it gets a version of its own stays what it is; others are copied.
     """
+    if not call.buffer_names and (call.is_closing or not call.entry.requires_grad):
+        return {}
     written = [item for item in _held(leaf) if item.is_written]
     kept = set(map(id, versioned(leaf))) if written else ()
     return {item.name: item.tensor.detach() if id(item) in kept else item.tensor.detach().clone() for item in written}

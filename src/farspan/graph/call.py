@@ -194,6 +194,7 @@ class Call:
         "graph",
         "hooks",
         "index",
+        "is_closing",
         "is_repeated",
         "level",
         "modes",
@@ -237,6 +238,8 @@ class Call:
         """The exception that ended the call, if it had to run to be known."""
         self.saved_hooks: Any = None
         """The saved-tensor hooks that the program has set for the call, if any."""
+        self.is_closing = False
+        """True, when it runs, if a backward of the same step goes through it and nothing comes back after that."""
         self.is_repeated = False
         """True if calls have been recorded that compute it again: not all gradient comes to its own results then."""
         self.hooks: Any = None
@@ -251,7 +254,7 @@ class Call:
             self.state = (target.state, target.own_objects, target.versions, written)
         self.buffers: dict[str, Any] = {}
         """By name the buffers that calls of the module write, as they were before this one: at the owner, once it has
-        run, for as long as a backward may come."""
+        run, if a derivative has been recorded or may still be."""
         self.buffer_names: tuple[str, ...] = ()
         """Those of them that are results too, after those that are foreseen: a derivative computes the call again."""
         self.feeding: dict[Value, Call] = {}

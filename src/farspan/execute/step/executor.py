@@ -112,6 +112,8 @@ class Executor:
         self.traces, self.passed_on = [], []
         self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward.stops is not None}
         self.deferred, self.arrived = {}, {}
+        for call in program.released:
+            call.is_closing = True
         if program.gpu_channels:
             self.channels.open(program.gpu_channels)
         for action in program.actions:

@@ -114,8 +114,8 @@ def run_call(call: Call, segment: Segment) -> None:
     for number, item in [(number, call.arguments[number]) for number in entry.unused]:
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
-    if entry.requires_grad and type(call.target) is Leaf and call.target.has_buffers:
-        call.buffers = buffers_before(call.target)
+    if type(call.target) is Leaf and call.target.has_buffers:
+        call.buffers = buffers_before(call, call.target)
     with (
         apply_modes(call.modes),
         seeded(call, tensors) if entry.is_random or getattr(call.target, "is_resolved", False) else _NOTHING,
