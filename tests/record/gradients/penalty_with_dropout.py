@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import farspan
 
-__all__ = ["dropout"]
+__all__ = ["dropout", "dropout_after_reads"]
 
 
 class Critic(nn.Module):
@@ -29,6 +29,15 @@ class Critic(nn.Module):
 
 def dropout(*, is_distributed: bool) -> list[Any]:
     """Returns losses, weights, and what the program's generator gives afterwards."""
+    return _train(is_distributed=is_distributed, reads=False)
+
+
+def dropout_after_reads(*, is_distributed: bool) -> list[Any]:
+    """The same of a program that reads what it takes the derivative of."""
+    return _train(is_distributed=is_distributed, reads=True)
+
+
+def _train(*, is_distributed: bool, reads: bool) -> list[Any]:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     model = Critic()
@@ -40,7 +49,9 @@ def dropout(*, is_distributed: bool) -> list[Any]:
         optimizer.zero_grad()
         for _ in range(2):
             x = torch.randn(8, 6).requires_grad_()
-            (slope,) = torch.autograd.grad(model(F.dropout(x, 0.1)).sum(), x, create_graph=True)
+            total = model(F.dropout(x, 0.1)).sum()
+            losses += [total.item(), torch.rand(1).item()] if reads else []
+            (slope,) = torch.autograd.grad(total, x, create_graph=True)
             loss = (slope.norm(2, dim=1) - 1).square().mean() + model(x.detach()).mean()
             loss.backward()
         optimizer.step()

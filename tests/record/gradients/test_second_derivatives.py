@@ -210,8 +210,9 @@ def test_a_module_that_writes_into_what_it_is_given() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_what_draws_draws_the_same_again() -> None:
-    for found in differences(str(PROGRAM), "dropout", 2, is_measured=False):
+@pytest.mark.parametrize("name", ["dropout", "dropout_after_reads"])
+def test_what_draws_draws_the_same_again(name: str) -> None:
+    for found in differences(str(PROGRAM), name, 2, is_measured=False):
         assert set(found.values()) == {""}
 
 
