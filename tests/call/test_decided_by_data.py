@@ -28,8 +28,6 @@ class Gate(nn.Module):
             return self.f(a) + b if is_open else self.f(a) + self.offset
         if self.kind == "parameter":
             return self.f(a) * self.scale if is_open else self.f(a)
-        if self.kind == "first argument":
-            return self.f(a) if is_open else self.f(b)
         return self.f(a) if is_open else a
 
 
@@ -79,7 +77,7 @@ def found_by(kind: str, plan: str) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", ["argument", "parameter", "first argument"])
+@pytest.mark.parametrize("kind", ["argument", "parameter"])
 def test_same_gradients_as_one_process(kind: str, plan: str) -> None:
     wanted, found = found_by(kind, plan)
     assert None in wanted, "something was left out"
@@ -87,5 +85,5 @@ def test_same_gradients_as_one_process(kind: str, plan: str) -> None:
 
 
 def test_no_other_argument_is_returned_in_silence() -> None:
-    with pytest.raises(RecordError, match="returned or wrote into other arguments than before"):
+    with pytest.raises(RecordError, match="returned or wrote into other arguments|foreseen only to pass on"):
         found_by("an argument returned", "stages")

@@ -127,7 +127,8 @@ def observe(
         passed_by = [i for i, tensor in enumerate(tensors) if leaf is not None and storage_id(tensor) not in watch.used]
         parameters = _parameters_behind(leaf, held, list(zip(outputs, behind, strict=True)), watch)
         if leaf is not None and is_real:
-            depends_on, parameters, passed_by = *_all_that_may_be(leaf, metas, output_metas), []
+            passed_by = [i for i in passed_by if not metas[i].is_parameter]  # an attribute that is replaced is no input
+            depends_on, parameters = _all_that_may_be(leaf, metas, output_metas, passed_by)
     result_parts = (described.template, output_metas, described.changes)
     has_own_draws = not (is_real or generators.were_seeded or _holds_compiled(target))
     entry = Entry(
@@ -256,11 +257,13 @@ def _parameters_behind(
     return tuple([tuple(sorted(numbers)) for numbers in found])
 
 
-def _all_that_may_be(leaf: Leaf, metas: Sequence[Meta], outputs: Sequence[Meta]) -> tuple[Any, Any]:
+def _all_that_may_be(
+    leaf: Leaf, metas: Sequence[Meta], outputs: Sequence[Meta], unused: Sequence[int]
+) -> tuple[Any, Any]:
     """Returns for each output the arguments, and the parameters, to which its gradient may flow where data decide that:
-    another run may use what this one has not.
+    another run may take gradient through what this one has only looked at.
     """
-    arguments = tuple([i for i, meta in enumerate(metas) if meta.requires_grad])
+    arguments = tuple([i for i, meta in enumerate(metas) if meta.requires_grad and i not in unused])
     parameters = tuple([i for i, item in enumerate(leaf.placed) if item.is_trained and item.stage == leaf.stage])
     return (
         tuple([arguments if meta.requires_grad else () for meta in outputs]),

@@ -305,7 +305,8 @@ class Executor:
         device = self.device_of(part)
         if part.segment is not None and self.replicas.tensors:
             self.replicas.bring(part.segment, device)
-        incoming = {edge: on(device, self.gradients.pop(edge)) for edge in part.incoming}
+        found = [(edge, self.gradients.pop(edge)) for edge in part.incoming]
+        incoming = {edge: None if item is None else item.to(device) for edge, item in found}
         if part.brings_outside:
             arrived = self.arrived.setdefault(part.backward, [])
             arrived += [(edge.key, item) for edge, item in incoming.items() if item is not None]  # all are of values
@@ -368,7 +369,8 @@ class Executor:
                 if message.channel.is_of_parameters:
                     self.replicas.put(item, message.channel.target.device)
             else:
-                self.gradients[item] = None if is_absent(tensor) else tensor
+                may_be_absent = not message.is_between_gpus and tensor.reshape(-1)[:1].isnan().any()
+                self.gradients[item] = None if may_be_absent and is_absent(tensor) else tensor
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:

@@ -127,7 +127,8 @@ def run_call(call: Call, segment: Segment) -> None:
             if type(entry) is Unknown:
                 resolve_from_run(call, tensors, lambda given: _call_target(call, given))
                 return
-            results = as_before(call, tensors, lambda: _results_of(call, tensors))
+            is_resolved = getattr(call.target, "is_resolved", False)
+            results = as_before(call, tensors, _results_of) if is_resolved else _results_of(call, tensors)
         except Exception as error:
             error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
             raise
@@ -291,8 +292,8 @@ def run_backward(
             _put_back(aside)
             raise
     outgoing = _outgoing(part, sources, caught)
-    shared = {edge.key for edge in part.outgoing}
     if part.backward.requested is not None:
+        shared = {edge.key for edge in part.outgoing}
         returned = {name: raw_grad(source) for name, source in requested.items() if name not in shared}
         part.backward.requested.found.update(returned)
         for value, tensor in values.items():

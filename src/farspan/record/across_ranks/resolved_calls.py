@@ -34,7 +34,7 @@ from farspan.record.ops.results import answer
 from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from farspan.call.leaf import Target
     from farspan.graph import Template
@@ -275,9 +275,11 @@ def noting_raised(call: Call) -> Iterator[None]:
         call.raised = sendable(error, [call])
 
 
-def as_before(call: Call, tensors: Sequence[torch.Tensor], run: Callable[[], list[Any]]) -> list[Any]:
-    """Run a call, and see to it that it returns and writes into the same of its arguments as in the runs before, if
-    data decide what it does.
+def as_before(
+    call: Call, tensors: list[torch.Tensor], run: Callable[[Call, list[torch.Tensor]], list[Any]]
+) -> list[Any]:
+    """Run a call of which data decide what it does, and see to it that it returns and writes into the same of its
+    arguments as in the runs before.
 
     Args:
         call: Its metadata is known.
@@ -287,11 +289,9 @@ def as_before(call: Call, tensors: Sequence[torch.Tensor], run: Callable[[], lis
     Raises:
         RecordError: It has returned another argument, or has written into another one.
     """
-    if not getattr(call.target, "is_resolved", False):
-        return run()
     others = [tensor for number, tensor in enumerate(tensors) if number not in call.entry.mutated]
     before = plain_versions(others)
-    results = run()
+    results = run(call, tensors)
     is_same = all(
         same < 0 or tensor is tensors[same] for tensor, same in zip(results, call.entry.same_as, strict=False)
     )
