@@ -51,7 +51,6 @@ class Executor:
         self.remat = Remat()
         self.replicas = Replicas(parameters)
         self.gradients: dict[Edge, torch.Tensor | None] = {}
-        """Gradients on their way; None for one that there is not: data have decided not to use what it is of."""
         self.deferred: dict[BackwardSegment, Deferred] = {}
         """Weight work that backwards have deferred, in their order."""
         self.arrived: dict[Backward, list[tuple[Any, torch.Tensor]]] = {}
@@ -109,9 +108,8 @@ class Executor:
                 self.gradients.clear()
 
     def _run(self, program: Program) -> None:
-        self.traces, self.passed_on = [], []
+        self.traces, self.passed_on, self.deferred, self.arrived = [], [], {}, {}
         self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward.stops is not None}
-        self.deferred, self.arrived = {}, {}
         for call in program.released:
             call.is_closing = True
         if program.gpu_channels:

@@ -255,8 +255,7 @@ def run_backward(
         before: Called with the accumulators of the parameters that get their gradient now, if some may not.
 
     Returns:
-        The gradient of every outgoing edge, those of one run in the order in which autograd has had them, and what is
-        deferred.
+        The gradient of every outgoing edge, of one run in the order in which autograd has had them; what is deferred.
     """
     roots, seeds = _roots_of(part, gradients, parameters)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
