@@ -85,5 +85,5 @@ def test_same_gradients_as_one_process(kind: str, plan: str) -> None:
 
 
 def test_no_other_argument_is_returned_in_silence() -> None:
-    with pytest.raises(RecordError, match="returned or wrote into other arguments|foreseen only to pass on"):
+    with pytest.raises(RecordError, match=r"returned or wrote into other arguments|foreseen only to pass on"):
         found_by("an argument returned", "stages")
