@@ -115,12 +115,9 @@ class Executor:
         if program.gpu_channels:
             self.channels.open(program.gpu_channels)
         for action in program.actions:
-            if isinstance(action.work, Segment):
-                for value in action.work.inputs:
-                    value.num_readers += 1
-            if action.sends:
-                for value in [value for message in action.sends for value in message.values]:
-                    value.num_readers += 1
+            inputs = action.work.inputs if isinstance(action.work, Segment) else ()
+            for value in [*inputs, *(value for message in action.sends for value in message.values)]:
+                value.num_readers += 1
         self._has_slices = self.replicas.are_brief(program)
         if self._has_slices and self._start is not None:
             self._start.wait()  # so that replaced gradients go before slices come

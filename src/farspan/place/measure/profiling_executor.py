@@ -243,7 +243,8 @@ class ProfilingExecutor(Executor):
 
     def _profile(self, part: BackwardSegment, note: SegmentNote, *, leaves_weights: bool) -> None:
         for edge in part.incoming:
-            name, size = _key_name(edge.key), _span_bytes(self.gradients[edge])
+            name, gradient = _key_name(edge.key), self.gradients[edge]
+            size = 0 if gradient is None else _span_bytes(gradient)
             self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))
         note.weight_flops += sum(call.entry.flops for call in part.calls if has_weights(call, self._trains))
         with counted(note.backward):
@@ -253,7 +254,7 @@ class ProfilingExecutor(Executor):
 
     def _run_watched(self, part: BackwardSegment, *, leaves_weights: bool) -> tuple[int, int]:
         """Run a backward; what it needs at most, on its own and in the middle of a stage."""
-        given = [self.gradients[edge] for edge in part.incoming]
+        given = [gradient for edge in part.incoming if (gradient := self.gradients[edge]) is not None]
         values = [edge.key.data for edge in part.incoming if isinstance(edge.key, Value) and edge.key.data is not None]
         given_bytes, staying = sum(map(_span_bytes, given)), self._working.numbers([*given, *values])
         del given, values

@@ -98,7 +98,7 @@ class _HandedOver(torch.autograd.Function):
         return ctx.gradient.pop(), None
 
 
-def hand_over(part: BackwardSegment, gradients: dict[Edge, torch.Tensor]) -> None:
+def hand_over(part: BackwardSegment, gradients: dict[Edge, torch.Tensor | None]) -> None:
     """Let autograd alone hold the gradients that a backward begins with, and the values that they are of.
 
     Args:
@@ -109,10 +109,11 @@ def hand_over(part: BackwardSegment, gradients: dict[Edge, torch.Tensor]) -> Non
         value = edge.key
         if not isinstance(value, Value) or value.segment is not part.segment:
             continue
-        if value.is_held or value in part.backward.roots:
+        gradient = gradients[edge]
+        if value.is_held or value in part.backward.roots or gradient is None:
             continue
         with torch.enable_grad():
-            value.data = _HandedOver.apply(value.data, [gradients[edge]])
+            value.data = _HandedOver.apply(value.data, [gradient])
         gradients[edge] = value.data.detach()
 
 
