@@ -246,6 +246,22 @@ def test_a_step_of_other_weights_between_does_no_harm() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_the_second_derivative_for_what_is_computed_again_is_a_named_error() -> None:
+    """The derivative of tanh depends on its result; a first derivative is as in one process."""
+
+    def program(model: Any, second: bool) -> Any:
+        x = BATCHES[0, 0].clone().requires_grad_()
+        h = torch.tanh(model.first(x))
+        result = model.centred(h).sum()
+        (slope,) = grad(result, x, create_graph=True)
+        return grad(slope.square().sum() if second else result, h)[0].tolist()
+
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False), False), build):
+        torch.testing.assert_close(found, program(build(), False), rtol=1e-12, atol=1e-12)
+    with pytest.raises(RecordError, match="not all of its gradient comes to it"):
+        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False), True), build)
+
+
 def test_a_hook_on_what_is_computed_again_is_a_named_error() -> None:
     """Not all of its gradient comes to it."""
 

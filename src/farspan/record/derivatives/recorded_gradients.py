@@ -23,7 +23,7 @@ from farspan.graph import EVERYWHERE, Call, Value, differentiated, parameters_of
 from farspan.record.derivatives.gradient_hooks import after_hooks, hooks_on_parameter, hooks_on_value
 from farspan.record.derivatives.outside_graph import OutsideDerivative, OutsideGraph
 from farspan.record.derivatives.recorded_again import RecordedAgain, arguments_of, repeating_leaf
-from farspan.record.derivatives.refusal import refuse_second_derivatives
+from farspan.record.derivatives.refusal import check_requested, refuse_second_derivatives
 from farspan.record.recorded_backward import value_of_root
 from farspan.torch_private import hooks_on
 
@@ -151,6 +151,7 @@ class _Walk:
             if isinstance(target, OutsideDerivative):
                 self._outside.check_again(target)
             todo += [value.call for value in differentiated(call, call.outputs) if isinstance(value.call, Call)]
+        check_requested(self.requested, seen)
         for call in sorted(seen, key=lambda call: (call.graph.index, call.index)):
             has_requested = not self.requested.names.isdisjoint(getattr(call.target, "parameter_names", ()))
             for value in differentiated(call, call.outputs):

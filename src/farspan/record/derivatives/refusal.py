@@ -1,11 +1,16 @@
-"""The error for second derivatives that cannot be recorded."""
+"""The errors for second derivatives that cannot be recorded."""
 
 from __future__ import annotations
 
-from farspan.call.leaf import WholeError
-from farspan.call.naming import find_where, format_where
+from collections.abc import Iterable
 
-__all__ = ["refuse_second_derivatives"]
+from farspan.call.derivative import FunctionAgain, FunctionDerivative, ModuleAgain, ModuleDerivative
+from farspan.call.leaf import Leaf, WholeError
+from farspan.call.naming import find_where, format_where
+from farspan.errors import RecordError
+from farspan.graph import Call, RequestedGradients
+
+__all__ = ["check_requested", "refuse_second_derivatives"]
 
 
 def refuse_second_derivatives(why: str) -> WholeError:
@@ -19,3 +24,26 @@ def refuse_second_derivatives(why: str) -> WholeError:
         why=f"at {format_where(find_where())}: {why}.",
         hint=hint,
     )
+
+
+def check_requested(requested: RequestedGradients, calls: Iterable[Call]) -> None:
+    """Raises if gradient is asked for with respect to a result that the derivatives of its own call depend on, as those
+    of tanh do: they have computed it again, so that part of its gradient goes past it.
+
+    Args:
+        requested: What is asked for.
+        calls: Through which the gradient comes.
+    """
+    again = [value for value in requested.values if isinstance(value.call, Call) and value.call.is_repeated]
+    if again and any(map(_computes_again, calls)):
+        raise RecordError(
+            f"torch.autograd.grad with respect to the {again[0].describe()} cannot be recorded here.",
+            why=f"at {format_where(find_where())}: gradients with a history have been taken through it, which compute it "
+            "again, so that not all of its gradient comes to it.",
+            hint="ask for the gradient of what it is made of, or compute both in the forward of a module of the model",
+        )
+
+
+def _computes_again(call: Call) -> bool:
+    target = call.target.module if isinstance(call.target, Leaf) else call.target
+    return isinstance(target, (FunctionAgain, FunctionDerivative, ModuleAgain, ModuleDerivative))
