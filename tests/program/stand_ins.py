@@ -48,6 +48,9 @@ class _Leaf(ModuleTarget):
         self.has_buffers = has_buffers
         self.parameter_names = parameter_names
         self.placed = [_Placed(*item) for item in placed]
+        self.buffers = ()
+        self.state = self.own_objects = None
+        self.versions = ()
 
 
 def stand_ins(pattern: Pattern) -> StandIns:

@@ -243,8 +243,7 @@ class ProfilingExecutor(Executor):
 
     def _profile(self, part: BackwardSegment, note: SegmentNote, *, leaves_weights: bool) -> None:
         for edge in part.incoming:
-            name, gradient = _key_name(edge.key), self.gradients[edge]
-            size = 0 if gradient is None else _span_bytes(gradient)
+            name, size = _key_name(edge.key), _span_bytes(self.gradients[edge])
             self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))
         note.weight_flops += sum(call.entry.flops for call in part.calls if has_weights(call, self._trains))
         with counted(note.backward):
@@ -254,7 +253,7 @@ class ProfilingExecutor(Executor):
 
     def _run_watched(self, part: BackwardSegment, *, leaves_weights: bool) -> tuple[int, int]:
         """Run a backward; what it needs at most, on its own and in the middle of a stage."""
-        given = [gradient for edge in part.incoming if (gradient := self.gradients[edge]) is not None]
+        given = [item for item in map(self.gradients.get, part.incoming) if item is not None]
         values = [edge.key.data for edge in part.incoming if isinstance(edge.key, Value) and edge.key.data is not None]
         given_bytes, staying = sum(map(_span_bytes, given)), self._working.numbers([*given, *values])
         del given, values
@@ -371,8 +370,10 @@ def _key_name(key: Value | str) -> str:
     return key if isinstance(key, str) else _name_of(key)
 
 
-def _span_bytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor with its strides: a part of something larger has gaps."""
+def _span_bytes(tensor: torch.Tensor | None) -> int:
+    """Returns the bytes of a tensor with its strides: a part of something larger has gaps; 0 where there is none."""
+    if tensor is None:
+        return 0
     if not tensor.numel() or tensor.layout is not torch.strided:
         return tensor.numel() * tensor.element_size()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
