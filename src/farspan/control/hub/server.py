@@ -195,7 +195,8 @@ class HubServer:
                     self._flush(conn)
                 if events & selectors.EVENT_READ and not conn.closed:
                     self._receive(conn)
-            self._deliver()
+            if self._outbox:
+                self._deliver()
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             self._look_at_links()

@@ -157,23 +157,27 @@ class Parts:
 def parts_by_rank(payload: Buffer, world_size: int) -> list[bytes]:
     """Returns the part of each rank."""
     blocks = _blocks_in(payload)
-    ranks = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
-    parts: list[bytes] = []
+    ranks = ranks_in(tuple([each for block in blocks for each in block.ranges]), world_size)
+    if len(ranks) != world_size:
+        raise ProtocolError(f"the parts of {len(ranks)} of {world_size} ranks")
+    found = [b""] * world_size
     for block in blocks:
-        parts += _parts_in(block)
-    if len(parts) != world_size or len(ranks) != world_size:
-        raise ProtocolError(f"{len(parts)} parts over {world_size} ranks")
-    if ranks[0] == 0 and len(blocks) == 1 and len(blocks[0].ranges) == 1:
-        return parts
-    found = dict(zip(ranks, parts, strict=True))
-    return [found[rank] for rank in range(world_size)]
+        parts, begin = _parts_in(block), 0
+        for first, last in block.ranges:
+            end = begin + last + 1 - first
+            found[first : last + 1] = parts[begin:end]
+            begin = end
+    return found
 
 
 def _parts_in(block: _Block) -> list[bytes]:
     num_ranks, data, sizes = block.num_ranks, bytes(block.data), block.sizes
     if len(sizes) == 1 and sizes[0] == len(data):
         return [data] * num_ranks
+    if len(sizes) != num_ranks or sum(sizes) != len(data):
+        raise ProtocolError(f"{len(sizes)} parts of {num_ranks} ranks in {len(data)} bytes")
+    size = sizes[0] if sizes else 0
+    if size and sizes.count(size) == num_ranks:
+        return [data[begin : begin + size] for begin in range(0, len(data), size)]
     ends = list(accumulate(sizes))
-    if len(ends) != num_ranks or (ends[-1] if ends else 0) != len(data):
-        raise ProtocolError(f"{len(ends)} parts of {num_ranks} ranks in {len(data)} bytes")
     return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

@@ -38,8 +38,8 @@ def check_requested(requested: RequestedGradients, calls: Iterable[Call]) -> Non
     if again and any(map(_computes_again, calls)):
         raise RecordError(
             f"torch.autograd.grad with respect to the {again[0].describe()} cannot be recorded here.",
-            why=f"at {format_where(find_where())}: gradients with a history have been taken through it, which compute it "
-            "again, so that not all of its gradient comes to it.",
+            why=f"at {format_where(find_where())}: gradients with a history have been taken through it, and compute it "
+            "again: not all of its gradient comes to it.",
             hint="ask for the gradient of what it is made of, or compute both in the forward of a module of the model",
         )
 
