@@ -1,5 +1,6 @@
 """Frames: whole however the bytes arrive, bounded, and received where the receiver says."""
 
+import contextlib
 import random
 import socket
 import struct
@@ -70,8 +71,10 @@ def test_payload_lands_where_it_is_placed():
         b"FSC1\xff\xff\xff\xff" + bytes(8),
         bytes(encode({})[0])[:-2] + b"[]",
         bytes(encode({})[0])[:-2] + b"{]",
+        bytes(encode({"a": 1})[0])[:-7] + b'{"a":1{',
+        bytes(encode({"a": 1})[0])[:-7] + b"{}{a:1}",
     ],
-    ids=["http", "huge", "no object", "no json"],
+    ids=["http", "huge", "no object", "no json", "unfinished", "more than an object"],
 )
 def test_nonsense_is_refused(data):
     with pytest.raises(ProtocolError):
@@ -95,6 +98,27 @@ def test_send_all_over_a_real_socket():
         send_all(left, encode({"a": 1}, b"xyz"))
         left.shutdown(socket.SHUT_WR)
         assert read_all(right, FrameReader()) == [({"a": 1}, b"xyz")]
+
+
+def test_a_connection_keeps_what_its_socket_has_no_room_for():
+    """All frames come, whole and in order, though each is larger than what the system takes at once."""
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        conn, reader, found = Connection(left, FrameReader()), FrameReader(), []
+        sent = [({"number": number}, bytes([number]) * 300_000) for number in range(20)]
+        for header, payload in sent:
+            conn.send(encode(header, payload))
+        assert conn.queue, "the first one was too large"
+        for _ in range(10_000):
+            conn.flush()
+            with contextlib.suppress(BlockingIOError):
+                found += [(frame.header, bytes(frame.payload)) for frame in reader.read(right)]
+            if len(found) == len(sent):
+                break
+        assert found == sent
+        assert not conn.queue
 
 
 def test_who_has_not_read_yet_does_not_take_that_for_silence(monkeypatch):

@@ -20,6 +20,7 @@ from farspan.graph.gradient import first_released as first_released
 from farspan.graph.gradient import hooked_calls as hooked_calls
 from farspan.graph.gradient import parameters_of as parameters_of
 from farspan.graph.gradient import passed as passed
+from farspan.graph.gradient import passed_from as passed_from
 from farspan.graph.gradient import released_error as released_error
 from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
@@ -49,6 +50,7 @@ __all__ = [
     "RequestedGradients",
     "release",
     "passed",
+    "passed_from",
     "released_error",
     "earliest_uses",
     "hooked_calls",

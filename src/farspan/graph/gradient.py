@@ -176,7 +176,7 @@ def first_released(roots: Sequence[Value], earlier: Iterable[Backward], keeps: C
             leading = None if backward.requested is None else _leading(backward.roots, backward.requested)
             gone.update(call for call in passed(backward) if leading is None or call in leading)
     found, active = None, set(roots)
-    for call in _passed_from(roots, active):
+    for call in passed_from(roots, active):
         if call.arguments is None:
             return None if call.raised else call  # one that has never run is another error, when it is to be run
         if call in gone:
@@ -205,11 +205,11 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
 def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Call]:
     """Returns the calls that `backward` goes through, the latest first; what is taken of them adds to
     `active` the values that get gradient."""
-    calls = _passed_from(backward.roots, set(backward.roots) if active is None else active)
+    calls = passed_from(backward.roots, set(backward.roots) if active is None else active)
     return (call for call in calls if call.arguments is not None)  # `route` says what is wrong with others
 
 
-def _passed_from(roots: Sequence[Value], active: set[Value]) -> Iterator[Call]:
+def passed_from(roots: Sequence[Value], active: set[Value]) -> Iterator[Call]:
     queue = [(-root.call.graph.index, -root.call.index, root.call) for root in roots if root.call is not None]
     queue = list({entry[2]: entry for entry in queue}.values())
     heapq.heapify(queue)

@@ -22,6 +22,7 @@ from farspan.graph import (
     hooked_calls,
     released_error,
 )
+from farspan.record.derivatives.refusal import check_requested
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def record_backward(
     values = [value_of_root(recorder, root, number, given[number]) for number, root in enumerate(roots)]
     if requested is None:
         _check_kept(recorder, values)
+    else:
+        check_requested(requested, values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(

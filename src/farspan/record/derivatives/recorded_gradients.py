@@ -58,6 +58,7 @@ def record_gradients(
     given = [grad_outputs] if isinstance(grad_outputs, torch.Tensor) or grad_outputs is None else list(grad_outputs)
     given += [None] * (len(roots) - len(given))
     values = [value_of_root(recorder, root, number, given[number]) for number, root in enumerate(roots)]
+    check_requested(requested, values)
     seeds = [
         torch.ones(value.meta.shape, dtype=value.meta.dtype, device=value.meta.device) if seed is None else seed
         for value, seed in zip(values, given, strict=True)
@@ -151,7 +152,6 @@ class _Walk:
             if isinstance(target, OutsideDerivative):
                 self._outside.check_again(target)
             todo += [value.call for value in differentiated(call, call.outputs) if isinstance(value.call, Call)]
-        check_requested(self.requested, seen)
         for call in sorted(seen, key=lambda call: (call.graph.index, call.index)):
             has_requested = not self.requested.names.isdisjoint(getattr(call.target, "parameter_names", ()))
             for value in differentiated(call, call.outputs):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from farspan.call.derivative import FunctionAgain, FunctionDerivative, ModuleAgain, ModuleDerivative
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.naming import find_where, format_where
 from farspan.errors import RecordError
-from farspan.graph import Call, RequestedGradients
+from farspan.graph import Call, RequestedGradients, Value, passed_from
 
 __all__ = ["check_requested", "refuse_second_derivatives"]
 
@@ -26,16 +26,16 @@ def refuse_second_derivatives(why: str) -> WholeError:
     )
 
 
-def check_requested(requested: RequestedGradients, calls: Iterable[Call]) -> None:
+def check_requested(requested: RequestedGradients, roots: Sequence[Value]) -> None:
     """Raises if gradient is asked for with respect to a result that the derivatives of its own call depend on, as those
     of tanh do: they have computed it again, so that part of its gradient goes past it.
 
     Args:
         requested: What is asked for.
-        calls: Through which the gradient comes.
+        roots: Of what.
     """
     again = [value for value in requested.values if isinstance(value.call, Call) and value.call.is_repeated]
-    if again and any(map(_computes_again, calls)):
+    if again and any(map(_computes_again, passed_from(roots, set(roots)))):
         raise RecordError(
             f"torch.autograd.grad with respect to the {again[0].describe()} cannot be recorded here.",
             why=f"at {format_where(find_where())}: gradients with a history have been taken through it, and compute it "

@@ -12,7 +12,6 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.graph import RequestedGradients, Value, passed
 from farspan.record.derivatives.recorded_gradients import record_gradients
-from farspan.record.derivatives.refusal import check_requested
 from farspan.record.recorded_backward import record_backward
 from farspan.record.team.team_tensor import TeamTensor, gradient_of_parts
 from farspan.record.tensor import LazyTensor
@@ -51,9 +50,7 @@ def _grad(
         gradients = _with_history(recorder, outputs, grad_outputs, flat, requested)
         return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads, requires_grad=True)
     backward = record_backward(recorder, outputs, grad_outputs, bool(retain_graph), requested=requested)
-    calls = list(passed(backward))
-    check_requested(requested, calls)
-    depends_on_data = any(getattr(call.target, "is_resolved", False) for call in calls)
+    depends_on_data = any(getattr(call.target, "is_resolved", False) for call in passed(backward))
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
