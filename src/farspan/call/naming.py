@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "SHOWS",
     "find_where",
     "format_where",
+    "is_torchs_own",
     "name_of",
 ]
 
@@ -107,6 +109,19 @@ def name_of(function: Any) -> str:
     if getattr(function, "__name__", "") == "__get__" and owner is not None:
         return f"Tensor.{owner.__name__}"
     return getattr(function, "__qualname__", None) or str(function)
+
+
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
+_IN_PYTHON = ("torch._tensor", "torch.functional", "torch.nn.functional")
+"""Modules of torch's whose functions run no code but torch's."""
+
+
+def is_torchs_own(target: Any) -> bool:
+    """Returns whether `target` is a function of torch's that runs no code but torch's."""
+    if isinstance(target, types.FunctionType):
+        return target.__module__ in _IN_PYTHON
+    room = getattr(target, "__module__", None)
+    return isinstance(target, _IN_C) and (room is None or room.startswith("torch."))
 
 
 def find_where(num_callers: int = 1) -> Any:

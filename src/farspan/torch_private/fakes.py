@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 import re
 import sys
@@ -16,10 +18,12 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorConverter,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from farspan.torch_private.symbols import Symbols
@@ -52,8 +56,19 @@ _COUNTED_AS = {
 def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> FakeTensorMode:
     """Returns a mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
     if not is_symbolic and symbols is None:
-        return FakeTensorMode(allow_non_fake_inputs=True)
+        mode = copy.copy(
+            _plain_mode()
+        )  # its constructor takes the stack of its caller apart, which takes a millisecond
+        TorchDispatchMode.__init__(mode)
+        mode.fake_tensor_converter = FakeTensorConverter(copy_data=mode.propagate_real_tensors)
+        mode.enter_stack = []
+        return mode
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
+
+
+@functools.cache
+def _plain_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextmanager

@@ -137,8 +137,9 @@ interned = Recent()
 """The one object for each metadata."""
 
 
-def meta_of(tensor: torch.Tensor) -> Meta:
-    """Returns the metadata of `tensor`; equal metadata is the same object (see `intern`).
+def meta_of(tensor: torch.Tensor, device: torch.device | None = None) -> Meta:
+    """Returns the metadata of `tensor`, as if it were on `device` if one is given; equal metadata is the same object
+    (see `intern`).
 
     Raises:
         WholeError: It is a nested tensor.
@@ -147,7 +148,14 @@ def meta_of(tensor: torch.Tensor) -> Meta:
         if tensor.is_nested:
             refuse_nested(tensor)
         stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
-        parts = (tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad, False)
+        parts = (
+            tuple(map(int, tensor.shape)),
+            stride,
+            tensor.dtype,
+            device or tensor.device,
+            tensor.requires_grad,
+            False,
+        )
     return interned.get(parts) or intern(Meta(*parts))
 
 

@@ -27,7 +27,7 @@ from farspan.call.infer.predict import predict
 from farspan.call.infer.symbolic import Family, Numbers, generalise
 from farspan.call.leaf import Leaf, LeakError
 from farspan.call.modes import Modes
-from farspan.call.naming import name_of
+from farspan.call.naming import is_torchs_own, name_of
 from farspan.call.side_effects.leaks import remove_leaked
 from farspan.call.surroundings.around import AroundError
 from farspan.errors import FarspanError
@@ -128,6 +128,10 @@ def _forget_frames(error: BaseException, handled: BaseException | None) -> None:
             errors += [each.__cause__, each.__context__]
 
 
+_of_functions = Recent()
+"""What calls of torch's own functions give, for all recorders of this process: it depends on nothing but the key."""
+
+
 class MetadataCache:
     """Entries by call, argument template, argument metadata and modes."""
 
@@ -171,9 +175,15 @@ class MetadataCache:
         entry = family.entry_for(numbers, lambda found: digest_of_call(target, template, metas, modes, found))
         if entry is not None:
             return entry
-        self.num_runs += 1
+        is_shared = is_torchs_own(target)
+        entry = _of_functions.get(key) if is_shared else None
         with signals_held():
-            entry = self.entries[key] = self.aside(_find_out, target, template, metas, modes, self.placed)
+            if entry is None:
+                self.num_runs += 1
+                entry = self.aside(_find_out, target, template, metas, modes, self.placed)
+                if is_shared and type(entry) is Entry and not entry.is_random:
+                    _of_functions[key] = entry
+            self.entries[key] = entry
             if family.is_ready(numbers, entry):
                 self.aside(generalise, family, target, metas, modes, numbers)
         return entry
@@ -192,7 +202,7 @@ class MetadataCache:
 
     def flushed(self) -> None:
         """The program has run what it had recorded."""
-        for table in (self.entries, self.known, self.families, interned):
+        for table in (self.entries, self.known, self.families, interned, _of_functions):
             table.flushed()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,18 @@ import torch
 
 from farspan.call.buffer_versions import note_saved
 from farspan.call.infer.entry import Entry, meta_of, refuse_nested
-from farspan.call.infer.watch import Made, Watch, noted_generators, storage_id, untouched_generators
+from farspan.call.infer.watch import (
+    Generators,
+    Made,
+    Watch,
+    noted_generators,
+    storage_id,
+    untouched_by_torch,
+    untouched_generators,
+)
 from farspan.call.leaf import Leaf, LeakError, Placed
 from farspan.call.modes import Modes
-from farspan.call.naming import name_of
+from farspan.call.naming import is_torchs_own, name_of
 from farspan.call.pytree.canonical import digest_of
 from farspan.call.pytree.holes import numbers_of
 from farspan.call.side_effects.attributes import attributes_sharing
@@ -59,6 +68,10 @@ class Fakes:
     """Ids of tensors that the run must not reach."""
     in_symbols: bool = False
     """Whether sizes and numbers are symbols, and come out as such."""
+    device: torch.device | None = None
+    """Where the results are, if torch's formulas for its meta device say what they are."""
+    is_watched: bool = True
+    """False where nothing that the run does is of interest but its results."""
 
 
 def observe(
@@ -88,9 +101,12 @@ def observe(
     is_real = fakes is None
     fakes = Fakes() if fakes is None else fakes
     leaf = target if isinstance(target, Leaf) else None
-    around = noted_generators if is_real else untouched_generators
     made = [] if fakes.made is None else fakes.made
-    with around() as generators, Watch(made, fakes.outside, in_symbols=fakes.in_symbols) as watch:
+    watch = Watch(made, fakes.outside, in_symbols=fakes.in_symbols)
+    with (
+        _generators_in(target, is_real=is_real, by_formula=fakes.device is not None) as generators,
+        watch if fakes.is_watched else nullcontext(),
+    ):
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -116,7 +132,10 @@ def observe(
         if leaf is not None and not is_real:
             _check_resolved(leaf, behind)
         depends_on = _dependencies(leaf, metas, leaves, list(zip(outputs, behind, strict=True)), watch)
-        output_metas = tuple(map(_meta_in_symbols if fakes.in_symbols else meta_of, outputs))
+        if fakes.in_symbols:
+            output_metas = tuple(map(_meta_in_symbols, outputs))
+        else:
+            output_metas = tuple([meta_of(output, fakes.device) for output in outputs])
         histories = tuple(map(history_of, outputs))
         is_ordered = _note_writes(target, memory, outputs, fakes, watch)
         if leaf is not None and watch.own_generators:
@@ -160,6 +179,15 @@ def observe(
         draws=watch.draws() if has_own_draws else None,
     )
     return entry, outputs
+
+
+def _generators_in(target: Target, *, is_real: bool, by_formula: bool) -> AbstractContextManager[Generators]:
+    """Returns what notes the use of generators in a run of `target`, and leaves them alone in one that is not real."""
+    if by_formula:
+        return nullcontext(Generators())
+    if is_real:
+        return noted_generators()
+    return untouched_by_torch() if is_torchs_own(target) else untouched_generators()
 
 
 def digest_of_call(target: Target, template: Template, metas: Sequence[Meta], modes: Modes, result_parts: Any) -> int:

@@ -13,6 +13,7 @@ from farspan.call.autograd_reach import out_of_autograds_reach
 from farspan.call.draws.drawing_functions import DRAWS
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry
+from farspan.call.infer.formulas import PRODUCTS, device_of_formula
 from farspan.call.infer.observe import Fakes, Owned, activation, observe
 from farspan.call.infer.watch import Made, NoteFunction, Watch, untouched_generators
 from farspan.call.leaf import Leaf, Placed
@@ -52,7 +53,7 @@ def predict(
     made: Made | None = None,
     outside: Collection[int] = (),
 ) -> Entry:
-    """Run `target` once on fake tensors.
+    """Run `target` once on fake tensors, or by formula.
 
     Args:
         is_symbolic: Let sizes that depend on data be symbols, as long as none comes out.
@@ -65,6 +66,9 @@ def predict(
         DynamicShapeError: The shape of an output depends on data.
         Whatever the call raises on such arguments, or torch because there are no data.
     """
+    if symbols is None and (device := device_of_formula(target, template, metas, modes)) is not None:
+        with suppress(Exception):  # of a wrong call, and of what has no formula, fakes tell what there is to tell
+            return _by_formula(target, template, metas, modes, device)
     with (
         SYMBOLS if is_symbolic or symbols is not None else nullcontext(),
         no_casts_left(),
@@ -86,6 +90,18 @@ def predict(
     return entry
 
 
+def _by_formula(target: Target, template: Template, metas: Sequence[Meta], modes: Modes, device: torch.device) -> Entry:
+    """Run a function of torch's on its meta device, as if it were on `device`."""
+    with torch.inference_mode(False), apply_modes(modes):
+        leaves = [fake_like(meta, device="meta") for meta in metas]
+
+        def run(tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
+            return _run(target, template, tensors, (), {})
+
+        fakes = Fakes(device=device, is_watched=target in PRODUCTS)
+        return observe(target, template, metas, modes, leaves, run, fakes)[0]
+
+
 @contextmanager
 def no_casts_left() -> Iterator[None]:
     """Drops what autocast has cast of the fakes, which would stay until the program leaves its region."""
@@ -95,9 +111,9 @@ def no_casts_left() -> Iterator[None]:
         forget_casts()
 
 
-def fake_like(meta: Meta) -> torch.Tensor:
-    """Returns a tensor with this metadata; fake where it is called among fakes."""
-    tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+def fake_like(meta: Meta, device: Any = None) -> torch.Tensor:
+    """Returns a tensor with this metadata, or on another `device`; fake where it is called among fakes."""
+    tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device or meta.device)
     return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
 
 

@@ -20,7 +20,17 @@ from farspan.call.pytree.holes import numbers_of
 from farspan.call.pytree.template import flatten
 from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
 
-__all__ = ["NoteFunction", "Made", "Watch", "is_switched_off", "noted_generators", "storage_id", "untouched_generators"]
+__all__ = [
+    "Generators",
+    "Made",
+    "NoteFunction",
+    "Watch",
+    "is_switched_off",
+    "noted_generators",
+    "storage_id",
+    "untouched_by_torch",
+    "untouched_generators",
+]
 
 _STATISTICS = ("running_mean", "running_var")
 Made = list["weakref.ref[torch.Tensor]"]
@@ -168,7 +178,9 @@ class Watch(TorchDispatchMode):
         return Draws(self.operations, has_own=bool(self.own_generators)) if self.can_foresee else None
 
 
-class _Generators:
+class Generators:
+    """The generators that a run has used."""
+
     have_drawn = False
     """True if Python's or numpy's generator was used."""
     has_torch_drawn = False
@@ -192,9 +204,9 @@ _DRAW_ALWAYS = frozenset([_aten.bernoulli, _aten.bernoulli_, _aten.geometric, _a
 
 
 @contextmanager
-def untouched_generators() -> Iterator[_Generators]:
+def untouched_generators() -> Iterator[Generators]:
     """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
-    noted = _Generators()
+    noted = Generators()
     with kept((torch.default_generator,)):
         states, num_seedings = states_in_python(), active.num_seedings
         try:
@@ -206,9 +218,16 @@ def untouched_generators() -> Iterator[_Generators]:
 
 
 @contextmanager
-def noted_generators() -> Iterator[_Generators]:
+def untouched_by_torch() -> Iterator[Generators]:
+    """Leave torch's generator as it was, where only torch's own functions run: they use no other."""
+    with kept((torch.default_generator,)):
+        yield Generators()
+
+
+@contextmanager
+def noted_generators() -> Iterator[Generators]:
     """Note whether Python's, numpy's and torch's generators were used, and let that be."""
-    noted = _Generators()
+    noted = Generators()
     states, state = states_in_python(), torch.default_generator.get_state()
     yield noted
     noted.have_drawn = not is_as_in_python(states)

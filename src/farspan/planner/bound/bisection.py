@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["least_step"]
+__all__ = ["CLOSE", "least_step"]
 
-_CLOSE = 1e-9
+CLOSE = 1e-9
 
 
 def least_step(
-    is_enough: Callable[[float], bool], known_s: float, found_s: float = math.inf, *, close: float = _CLOSE
+    is_enough: Callable[[float], bool], known_s: float, found_s: float = math.inf, *, close: float = CLOSE
 ) -> float:
     """Returns seconds for which the condition does not hold, or just so; at least those that are known.
 

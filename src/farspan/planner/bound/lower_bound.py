@@ -52,7 +52,7 @@ import numpy as np
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.bound.best_cuts import Cuts, Stages
-from farspan.planner.bound.bisection import least_step
+from farspan.planner.bound.bisection import CLOSE, least_step
 from farspan.planner.bound.devices import Devices
 from farspan.planner.bound.reach import MAX_STATES, Reach, Work
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
@@ -108,6 +108,7 @@ def bound_of(
     *,
     num_stages: int | None = None,
     is_chain: bool = True,
+    close: float = CLOSE,
 ) -> Bound:
     """Finds what no step is below, with one device for each stage.
 
@@ -117,6 +118,7 @@ def bound_of(
         num_micro_batches: Of a step.
         num_stages: The most stages there may be; None for any number.
         is_chain: Whether data flow from each stage only to later ones.
+        close: The share by which the bound may be less than it could be.
 
     Example:
         >>> from farspan.cluster import DeviceClass
@@ -178,7 +180,7 @@ def bound_of(
         num_micro_batches=num_micro_batches,
         returns=returns,
     )
-    return chain.bound(graph, least_s, names)
+    return chain.bound(graph, least_s, names, close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,16 +214,16 @@ class _Chain:
         """Returns how many stages there could be: a class, two places."""
         return len(self.classes) * (len(self.order) + 1) ** 2
 
-    def bound(self, graph: CostedGraph, least_s: float, names: tuple[str, ...]) -> Bound:
+    def bound(self, graph: CostedGraph, least_s: float, names: tuple[str, ...], close: float) -> Bound:
         """Returns the bound that all ways to cut the chain give; no step is below `least_s` in any case."""
         reach = later = None
         if self.devices.num_states <= MAX_STATES:
             reach = self.reach()
-            least_s = least_step(reach.may_take, least_s)
+            least_s = least_step(reach.may_take, least_s, close=close)
         if self.devices.num_states <= MAX_STATES and self.num_stages <= _MOST_STAGES:
             cuts = self.cuts(graph)
             if self.devices.num_states * self.num_stages <= _WORK_AT_ONCE:
-                least_s = least_step(cuts.may_take, least_s)
+                least_s = least_step(cuts.may_take, least_s, close=close)
             else:
                 later = cuts
         return Bound(seconds=_SAME * least_s, reach=reach, names=names, cuts=later)

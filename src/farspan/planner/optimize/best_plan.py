@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.plan.hints import Hints
-from farspan.planner.bound import bound_of
+from farspan.planner.bound import CLOSE, Bound, bound_of
 from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph
 from farspan.planner.mesh.wide import best_wide
@@ -24,6 +25,8 @@ __all__ = ["SearchResult", "RejectedPlan", "best_plan"]
 _MOST_SINGLE_DEVICES = 8
 _WITHIN = (1.01, 1.06, 1.13, 1.25)
 """Times the bound: the devices that allow such steps are tried."""
+_CLOSE = 1e-3
+"""The share by which that bound may be less than it could be."""
 _WIDE_GAINS = 0.99
 """A plan with wide stages, which sends more, takes so many times the step at most."""
 _OTHERS_WORK = 1e9
@@ -47,24 +50,32 @@ class RejectedPlan:
     pipeline: Pipeline | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The result of a search for the user's cluster.
 
     Attributes:
         best: The plan.
-        bound: No plan of consecutive stages takes less. One in which the units of a device do not follow each other
-            may: of a U-Net such a plan was simulated 0.2 % below.
         rejected: The others, the best first.
         search_s: Seconds of all searches together.
         problem: What was searched: the graph and the cluster, as the hints have made them.
+        num_micro_batches: Of a step.
     """
 
     best: Prediction
-    bound: float
     rejected: tuple[RejectedPlan, ...]
     search_s: float
     problem: HintedProblem
+    num_micro_batches: int
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """The seconds that no plan of consecutive stages is below; found when it is asked for.
+
+        A plan in which the units of a device do not follow each other may be: of a U-Net such a plan was simulated
+        0.2 % below.
+        """
+        return _bound_of(self.problem, self.num_micro_batches).below(self.best.step_s)
 
     @property
     def gap(self) -> float:
@@ -117,14 +128,10 @@ def best_plan(
     # The search knows neither what runs beside a transfer nor what fills a gap: what is simulated decides.
     rules = replace(rules_of(problem, num_micro_batches), counts_working=False)
     orders = Orders(problem.searched, problem.cluster, rules)
-    bound = bound_of(
-        problem.graph,
-        problem.cluster,
-        num_micro_batches,
-        num_stages=problem.hints.stages,
-        is_chain=problem.is_chain,
-    )
-    allowed = [bound.devices_within(times * bound.seconds) for times in _WITHIN]
+    allowed: list[tuple[str, ...]] = []
+    if len(problem.cluster.classes) > 1 or len(whole.stages) > _MOST_SINGLE_DEVICES:  # else all numbers have been tried
+        bound = _bound_of(problem, num_micro_batches, close=_CLOSE)
+        allowed = [bound.devices_within(times * bound.seconds) for times in _WITHIN]
     best = improved(found, orders, Judge(problem, num_micro_batches), allowed)
     by_count: dict[int, Prediction] = {}
     for each in sorted(found, key=lambda each: each.step_s):
@@ -138,10 +145,21 @@ def best_plan(
         rejected.append(RejectedPlan(what=_what(other), step_s=other.step_s, why=why, pipeline=other.pipeline))
     return SearchResult(
         best=_with_remat(best, problem),
-        bound=bound.below(best.step_s),
         rejected=tuple(sorted(rejected, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
         problem=problem,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def _bound_of(problem: HintedProblem, num_micro_batches: int, *, close: float = CLOSE) -> Bound:
+    return bound_of(
+        problem.graph,
+        problem.cluster,
+        num_micro_batches,
+        num_stages=problem.hints.stages,
+        is_chain=problem.is_chain,
+        close=close,
     )
 
 
