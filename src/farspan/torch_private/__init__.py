@@ -39,14 +39,17 @@ from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through
 from farspan.torch_private.calls import watch_backward_hooks as watch_backward_hooks
 from farspan.torch_private.fakes import as_it_is as as_it_is
+from farspan.torch_private.fakes import become_parameter as become_parameter
 from farspan.torch_private.fakes import decomposed as decomposed
 from farspan.torch_private.fakes import fake_mode as fake_mode
+from farspan.torch_private.fakes import fake_tensor as fake_tensor
 from farspan.torch_private.fakes import flops_of as flops_of
 from farspan.torch_private.fakes import is_fake as is_fake
 from farspan.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
 from farspan.torch_private.fakes import on_fakes as on_fakes
 from farspan.torch_private.fakes import silent_fakes as silent_fakes
+from farspan.torch_private.fakes import tensors_in as tensors_in
 from farspan.torch_private.fakes import watch_fakes as watch_fakes
 from farspan.torch_private.fakes import with_sizes_kept as with_sizes_kept
 from farspan.torch_private.files.dcp import dcp_classes as dcp_classes
@@ -146,9 +149,11 @@ __all__ = [
     "chooses_by_modes",
     "compile_what_it_calls",
     "compiling_nothing",
+    "become_parameter",
     "decomposed",
     "disabled_torch_function",
     "fake_mode",
+    "fake_tensor",
     "flops_of",
     "form_of",
     "forget_casts",
@@ -212,6 +217,7 @@ __all__ = [
     "take_modes_of",
     "tensor_of_class",
     "tensor_on",
+    "tensors_in",
     "tree_leaves",
     "units_of",
     "unscale_",

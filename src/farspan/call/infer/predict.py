@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from farspan.call.autograd_reach import out_of_autograds_reach
 from farspan.call.draws.drawing_functions import DRAWS
@@ -29,8 +28,10 @@ from farspan.graph import Meta
 from farspan.torch_private import (
     SYMBOLS,
     Symbols,
+    become_parameter,
     call_without_compiling,
     compiling_nothing,
+    fake_tensor,
     forget_casts,
     on_fakes,
 )
@@ -113,7 +114,7 @@ def no_casts_left() -> Iterator[None]:
 
 def fake_like(meta: Meta, device: Any = None) -> torch.Tensor:
     """Returns a tensor with this metadata, or on another `device`; fake where it is called among fakes."""
-    tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device or meta.device)
+    tensor = fake_tensor(meta.shape, meta.stride, meta.dtype, device or meta.device)
     return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
 
 
@@ -124,8 +125,8 @@ def _fakes_of(target: Target) -> Owned:
 
 def fake_of(item: Placed) -> torch.Tensor:
     """Returns a tensor that stands for a parameter or buffer."""
-    tensor = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
-    return nn.Parameter(tensor, item.tensor.requires_grad) if item.is_parameter else tensor
+    tensor = fake_tensor(item.meta.shape, item.meta.stride, item.meta.dtype, item.meta.device)
+    return become_parameter(tensor, requires_grad=item.tensor.requires_grad) if item.is_parameter else tensor
 
 
 def _run(

@@ -18,7 +18,7 @@ from farspan.call.draws.scope import active
 from farspan.call.leaf import LeakError
 from farspan.call.pytree.holes import numbers_of
 from farspan.call.pytree.template import flatten
-from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
+from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tensors_in
 
 __all__ = [
     "Generators",
@@ -86,7 +86,7 @@ class Watch(TorchDispatchMode):
         self.outside = outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        tensors = tensors_in((args, kwargs))
         if any(id(item) in self.outside for item in tensors):
             raise LeakError(f"{func} reaches a parameter outside the call")
         self.used.update(map(storage_id, tensors))
@@ -120,7 +120,7 @@ class Watch(TorchDispatchMode):
             self._note_draw(func, args, kwargs or {}, result)
         flops = flops_of(func, args, kwargs or {}, result)
         self.flops += flops if isinstance(flops, int) or self.in_symbols else 0
-        self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        self.made += [weakref.ref(item) for item in tensors_in(result)]
         return result
 
     @contextmanager
@@ -139,7 +139,7 @@ class Watch(TorchDispatchMode):
             value = given.get(item.name)
             plain = self._plain_behind(value) if item.alias_info is not None and torch.is_tensor(value) else None
             if plain is not None:
-                made = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor) and is_fake(part)]
+                made = [part for part in tensors_in(result) if is_fake(part)]
                 self._viewed.update((storage_id(part), (plain, part.untyped_storage())) for part in made)
 
     def _plain_behind(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -154,7 +154,7 @@ class Watch(TorchDispatchMode):
         if generator not in (None, torch.default_generator):
             self.own_generators.append(generator)
             return
-        made = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        made = tensors_in(result)
         if made and made[0].device.type != "cpu":
             return  # that device has a generator of its own
         if func.namespace != "aten" or func._overloadpacket.__name__ not in BY_SHAPE:
@@ -214,7 +214,8 @@ def untouched_generators() -> Iterator[Generators]:
         finally:
             noted.have_drawn = not is_as_in_python(states)
             noted.were_seeded = active.num_seedings != num_seedings
-            put_in_python(states)
+            if noted.have_drawn:
+                put_in_python(states)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from farspan.call.rows.layout import Layout, Mixed, Op, Replicate, Shard
 from farspan.call.rows.products import PRODUCTS
 from farspan.call.rows.shapes import SHAPES
 from farspan.call.rows.work import RowsWork, work_of
-from farspan.torch_private import TorchDispatchMode, decomposed, is_fake, tree_leaves, without_assumptions
+from farspan.torch_private import TorchDispatchMode, decomposed, is_fake, tensors_in, without_assumptions
 
 __all__ = ["Follow", "RowsError"]
 
@@ -108,7 +108,7 @@ class Follow(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(id(item) in self.outside for item in tree_leaves((args, kwargs))):
+        if any(id(item) in self.outside for item in tensors_in((args, kwargs))):
             self.error = self.error or RowsError("it uses a parameter that its modules do not hold under a name")
         with self:
             result = decomposed(func, args, kwargs)
@@ -132,15 +132,15 @@ class Follow(TorchDispatchMode):
             tensor
             for item in schema
             if item.alias_info is not None and item.alias_info.is_write
-            for tensor in _tensors(given.get(item.name))
+            for tensor in tensors_in(given.get(item.name))
         ]
-        name, results = func._overloadpacket.__name__, _tensors(result)
-        if name != "lift_fresh" and any(not is_fake(item) for item in _tensors([args, kwargs])):
+        name, results = func._overloadpacket.__name__, tensors_in(result)
+        if name != "lift_fresh" and any(not is_fake(item) for item in tensors_in([args, kwargs])):
             is_view = any(item.alias_info is not None for item in func._schema.returns)
             self._outside.update(map(storage_id, results if is_view else []))  # of an attribute that is no buffer
         if not results and not into:
             return
-        work = work_of(func, args, kwargs, result, [*_tensors([args, kwargs]), *results])
+        work = work_of(func, args, kwargs, result, [*tensors_in([args, kwargs]), *results])
         self.work += [] if work is None else [work]
         is_random = torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(func, given)
         name = name[:-1] if into and name.endswith("_") and not name.endswith("__") else name
@@ -211,10 +211,6 @@ class Follow(TorchDispatchMode):
         else:
             for item in (tensor, *others):
                 self.set(item, layout if isinstance(layout, Mixed) else Mixed(f"{op.name} into a view"))
-
-
-def _tensors(items: Any) -> list[torch.Tensor]:
-    return [item for item in tree_leaves(items) if isinstance(item, torch.Tensor)]
 
 
 def _is_index(layout: Layout) -> bool:

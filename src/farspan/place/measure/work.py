@@ -10,7 +10,7 @@ import torch
 from farspan.call.infer.watch import storage_id
 from farspan.graph import Segment
 from farspan.profile.step import Operation
-from farspan.torch_private import TorchDispatchMode, flops_of, saved_by, tree_leaves
+from farspan.torch_private import TorchDispatchMode, flops_of, saved_by, tensors_in
 
 __all__ = ["counted", "kept"]
 
@@ -29,7 +29,7 @@ class _Count(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if any(item.alias_info is not None and not item.alias_info.is_write for item in func._schema.returns):
             return result
-        given, made = _tensors((args, kwargs)), _tensors(result)
+        given, made = tensors_in((args, kwargs)), tensors_in(result)
         if not made or "empty" in func.__name__ or "_unsafe_view" in func.__name__:
             return result
         moved = sum(map(_size, made)) * 2 if func.__name__.split(".")[0] in _GATHERS else sum(map(_size, given + made))
@@ -54,10 +54,6 @@ def kept(segment: Segment, apart: Collection[int]) -> dict[int, int]:
     made = [value.data for value in values if value.data is not None]
     saved = [item for item in saved_by(made)[0] if item.layout is torch.strided]
     return {key: item.untyped_storage().nbytes() for item in saved if (key := storage_id(item)) not in apart}
-
-
-def _tensors(item: Any) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(item) if isinstance(each, torch.Tensor)]
 
 
 def _size(tensor: torch.Tensor) -> int:

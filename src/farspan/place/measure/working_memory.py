@@ -19,7 +19,7 @@ import torch
 
 from farspan.call.infer.watch import storage_id
 from farspan.graph import BackwardSegment, Edge, Value
-from farspan.torch_private import TorchDispatchMode, tree_leaves
+from farspan.torch_private import TorchDispatchMode, tensors_in
 
 __all__ = ["Working", "hand_over"]
 
@@ -118,4 +118,4 @@ def hand_over(part: BackwardSegment, gradients: dict[Edge, torch.Tensor | None])
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(item) if isinstance(each, torch.Tensor) and each.layout is torch.strided]
+    return [each for each in tensors_in(item) if each.layout is torch.strided]
