@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.support.tiers import LIST, Tiers
 from tests.support.warm import servers
 
 # Most tests are about what is recorded, also in one process; tests/alone is about one that records nothing.
@@ -48,8 +49,13 @@ _LONGEST = ("test_coverage", "test_parity", "test_remat_processes", "test_wrong_
 """Files that take a minute and more: they begin first, so that none is left over for one worker at the end."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=("quick", "all"), default="all", help=f"quick: without what {LIST} lists")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A worker of pytest-xdist uses the servers of the process that starts the workers."""
+    config.pluginmanager.register(Tiers(config), "tiers")
     servers.use(getattr(config, "workerinput", {}).get("servers", []))
 
 

@@ -11,26 +11,8 @@ from tests.support.ranks import Finished, run_processes
 PROGRAM = Path(__file__).parents[1] / "programs" / "wrong_use.py"
 SCHEDULES = ("auto", "1f1b", "gpipe", "zero-bubble")
 TRANSPORTS = {"memory to memory": "1", "gloo": "0"}
-STOPPED = [
-    pytest.param(schedule, transport, marks=() if number == 7 else pytest.mark.slow)
-    for number, (schedule, transport) in enumerate(itertools.product(SCHEDULES, TRANSPORTS))
-]
-
-
-FAILING = [
-    pytest.param(
-        schedule, transport, where, marks=() if (number + later + (where == "backward")) % 2 else pytest.mark.slow
-    )
-    for number, schedule in enumerate(SCHEDULES)
-    for later, transport in enumerate(TRANSPORTS)
-    for where in ("forward", "backward")
-]
-"""Every two of schedule, transport and place together; all three in the slow tier."""
-KILLED = [
-    pytest.param(schedule, transport, marks=() if (number + later) % 2 else pytest.mark.slow)
-    for number, schedule in enumerate(SCHEDULES)
-    for later, transport in enumerate(TRANSPORTS)
-]
+WAYS = list(itertools.product(SCHEDULES, TRANSPORTS))
+FAILING = list(itertools.product(SCHEDULES, TRANSPORTS, ("forward", "backward")))
 
 
 def run(how: str, num_ranks: int = 2) -> list[Finished]:
@@ -89,14 +71,14 @@ def test_a_bug_in_the_users_own_loop_on_one_rank_stops_all() -> None:
     assert "RemoteError: rank 0 failed" in finished[1].stderr
 
 
-@pytest.mark.parametrize(("schedule", "transport"), KILLED)
+@pytest.mark.parametrize(("schedule", "transport"), WAYS)
 def test_a_killed_rank_is_named_by_all_others_at_once(schedule: str, transport: str) -> None:
     finished = run_under(schedule, transport, "is_killed")
     assert finished[2].code == -9
     assert_all_say(finished[:2], "RemoteError", "rank 2 died")
 
 
-@pytest.mark.parametrize(("schedule", "transport"), STOPPED)
+@pytest.mark.parametrize(("schedule", "transport"), WAYS)
 def test_a_stopped_rank_is_named_by_all_others_within_the_deadline(schedule: str, transport: str) -> None:
     finished = run_under(schedule, transport, "is_stopped", deadline_s=8, stops=2)
     assert finished[2].code in (1, -9)  # the others' failure lets it go on, to end, or to stop once more

@@ -221,7 +221,6 @@ def test_a_factory_that_is_no_name(factory: Any) -> None:
         structure_from_json(json.dumps(text).encode())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=SLOW_STARTS)
 @given(mutated(TEXTS))

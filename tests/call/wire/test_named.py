@@ -193,7 +193,7 @@ KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_keeps_data_arrives_as_it_was(num_ranks: int) -> None:
     def shown(item: Any) -> Any:
         template, tensors = flatten(item)
@@ -233,7 +233,7 @@ class Chosen(nn.Module):
         return Record(Pair(rows, Colour.RED), "rows") if len(rows) else defaultdict(Counter)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_a_call_gives_is_made_of_what_its_code_names(num_ranks: int) -> None:
     models = [nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), Chosen()) for _ in range(num_ranks)]
 
