@@ -24,7 +24,7 @@ export OMP_NUM_THREADS = 1
 # a test starts many processes: none but the first compiles farspan, also where the machine asks for no bytecode
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help test test-all pytest lint ruff test-trainers test-mpi test-versions programs-packages demo clean
+.PHONY: help test test-all pytest lint ruff doctests pyright test-trainers test-mpi test-versions programs-packages demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -39,13 +39,19 @@ test-all: $(INSTALLED)  ## every test, also those of tests/left_to_test_all.txt
 pytest: $(INSTALLED)  ## the quick tests alone
 	$(PYTEST) --tier=quick $(PYTEST_ARGS)
 
-lint: ruff  ## ruff, pyright, and the examples in the docstrings
-	$(BIN)/pytest --doctest-modules src
-	$(BIN)/pyright --pythonpath $(BIN)/python
+lint: $(INSTALLED)  ## ruff, pyright, and the examples in docstrings
+	@$(MAKE) --no-print-directory --jobs=2 ruff doctests pyright
 
 ruff: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+doctests: $(INSTALLED)
+	$(BIN)/pytest --doctest-modules -q src
+
+# one thread: with two, pyright takes half as much processor again, because each of them reads torch
+pyright: $(INSTALLED)
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)
