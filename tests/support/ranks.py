@@ -266,7 +266,7 @@ def differences(script: str, group: str, num_processes: int, *, is_measured: boo
         is_measured: Whether automatic plans are searched again from a measured step.
     """
     environment = {} if is_measured else {"FARSPAN_MEASURE": "0"}
-    finished = run_processes(num_processes, script, [group], timeout_s=240.0, environment=environment)
+    finished = run_processes(num_processes, script, [group], environment=environment)
     assert [process.stderr for process in finished if process.code] == []
     return [json.loads(process.stdout.splitlines()[-1]) for process in finished]
 

@@ -38,20 +38,25 @@ _LONGEST_REQUEST = 2**20
 
 
 def farspan_run(
-    words: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout_s: float = 200.0
+    words: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 200.0,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `farspan run` with these words after it, in this folder; returns how the launcher ended, and its outputs.
+    """Runs `farspan run` with these words after it; returns how the launcher ended, and its outputs.
 
     Args:
         words: The options of `farspan run`, a python file, and its arguments.
         environment: More variables.
         timeout_s: When the launcher is killed, and with it its ranks: the error shows the stacks of all of them.
+        folder: Where it runs, if not in the current one.
     """
     words = [f"{SOURCES}/farspan/__main__.py", "run", *words]
     variables = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", **(environment or {})}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = outputs(Path(folder), 0)
-        process = start(0, _launch, words, variables, os.getcwd(), *map(str, paths))
+    with tempfile.TemporaryDirectory() as shown:
+        paths = outputs(Path(shown), 0)
+        process = start(0, _launch, words, variables, str(folder or Path.cwd()), *map(str, paths))
         process.join(timeout_s)
         is_late = process.exitcode is None
         if is_late and process.pid is not None:
@@ -62,7 +67,7 @@ def farspan_run(
             process.kill()
             process.join()
         out, err = (path.read_text(errors="replace") if path.exists() else "" for path in paths)
-        stacks = [f"{path.name}:\n{path.read_text()}" for path in sorted(Path(folder).glob("stacks of *"))]
+        stacks = [f"{path.name}:\n{path.read_text()}" for path in sorted(Path(shown).glob("stacks of *"))]
     if is_late:
         raise AssertionError("\n".join([f"not ended after {timeout_s} s: {words}", out, err, *stacks]))
     return subprocess.CompletedProcess(words, process.exitcode or 0, out, err)
