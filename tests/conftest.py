@@ -71,14 +71,17 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Generator[None, Any, Any]:
-    """Collects with the collector of garbage at rest: it finds nothing, and took a third of the time."""
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Collects with the collector of garbage at rest: it finds nothing, and took a third of the time.
+
+    A worker, whose many tests need torch at some time, imports it first.
+    """
     gc.disable()
+    if hasattr(session.config, "workerinput"):
+        servers.preload()
     try:
         return (yield)
     finally:
-        gc.freeze()
-        gc.unfreeze()  # all that there is is old now, and is not looked at for each few objects more
         gc.enable()
 
 
