@@ -13,6 +13,7 @@ PIP_ARGS ?=
 # tests at a time, on two cores: many of them start processes of their own and wait for them
 NUM_WORKERS ?= 3
 PYTEST_ARGS ?=
+PYTEST = $(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_STEPS_AGAIN ?= 5
 
 BIN := $(VENV)/bin
@@ -23,25 +24,34 @@ export OMP_NUM_THREADS = 1
 # a test starts many processes: none but the first compiles farspan, also where the machine asks for no bytecode
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help test lint pytest test-slow test-trainers test-mpi test-versions programs-packages demo clean
+.PHONY: help test test-all pytest lint ruff doctests pyright test-trainers test-mpi test-versions programs-packages demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
-test: $(INSTALLED)  ## all checks at a time: ruff, pyright, all tiers of tests
-	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+test: $(INSTALLED)  ## the quick tests, and ruff: what every submission passes, in minutes
+	@$(MAKE) --no-print-directory --jobs=2 ruff pytest
 
-lint: $(INSTALLED)  ## ruff and pyright
+test-all: $(INSTALLED)  ## every test, also those of tests/left_to_test_all.txt
+	$(PYTEST) --tier=all $(PYTEST_ARGS)
+
+pytest: $(INSTALLED)  ## the quick tests alone
+	$(PYTEST) --tier=quick $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## ruff, pyright, and the examples in docstrings
+	@$(MAKE) --no-print-directory --jobs=2 ruff doctests pyright
+
+ruff: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+doctests: $(INSTALLED)
+	$(BIN)/pytest --doctest-modules -q src
+
+# one thread: with two, pyright takes half as much processor again, because each of them reads torch
+pyright: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
-
-pytest: $(INSTALLED)  ## all tiers of tests
-	$(BIN)/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-
-test-slow: $(INSTALLED)  ## what takes too long for every submission: all cases over all numbers of ranks, ranks that are stopped
-	$(BIN)/pytest -m slow -n $(NUM_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)
@@ -50,8 +60,8 @@ test-mpi: $(MPI_VENV)/installed  ## training in programs of MPI, by a real mpiru
 	$(MPI_VENV)/bin/python -m pytest tests/mpi $(PYTEST_ARGS)
 
 test-versions: .venv-torch-$(OLDEST_TORCH)/installed .venv-torch-$(NEWEST_TORCH)/installed  ## all tiers of tests with the oldest and the newest torch (the CUDA builds of PyPI take 6 GB each)
-	.venv-torch-$(OLDEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-	.venv-torch-$(NEWEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory VENV=.venv-torch-$(OLDEST_TORCH) test-all
+	$(MAKE) --no-print-directory VENV=.venv-torch-$(NEWEST_TORCH) test-all
 
 programs-packages: $(INSTALLED)  ## optimizers from pip, for benchmarks/programs, beside the environment (no other torch comes with them)
 	$(BIN)/pip install $(PIP_ARGS) --no-deps --upgrade --target .packages-programs -r constraints-programs.txt

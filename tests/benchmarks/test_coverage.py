@@ -24,9 +24,8 @@ def _run(*words: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("families", [KINDS, pytest.param([], marks=pytest.mark.slow)], ids=["each kind", "all"])
+@pytest.mark.parametrize("families", [KINDS, []], ids=["each kind", "all"])
 def test_a_tenth_of_the_model_families_trains_as_in_one_process(families: Sequence[str], tmp_path: Path) -> None:
-    """The whole tenth is in the slow tier."""
     pytest.importorskip("transformers")
     words = ["--tenth", "--stages", "2", "--no-torch", "--check", "--out", str(tmp_path)]
     words += [word for name in families for word in ("--only", name)]
@@ -35,7 +34,7 @@ def test_a_tenth_of_the_model_families_trains_as_in_one_process(families: Sequen
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("families", [["flaubert"], pytest.param([], marks=pytest.mark.slow)], ids=["one", "all"])
+@pytest.mark.parametrize("families", [["flaubert"], []], ids=["one", "all"])
 def test_a_tenth_of_the_model_families_trains_with_split_stages(families: Sequence[str], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     words = ["--tenth", "--tensor", "2", "--stages", "1", "--check", "--out", str(tmp_path)]

@@ -87,7 +87,7 @@ def test_a_file_that_needs_farspan_cannot_be_loaded() -> None:
         load_without_farspan(buffer.getvalue())
 
 
-@pytest.mark.parametrize("name", ["save_whole_model", pytest.param("wgan_clip", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["save_whole_model", "wgan_clip"])
 def test_the_same_program_over_two_processes(name: str, tmp_path: Path) -> None:
     plain = run_program(name, None, tmp_path / "plain", timeout_s=TIMEOUT_S)
     assert not plain.error and plain.text.count("\n") >= 4

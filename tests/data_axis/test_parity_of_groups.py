@@ -15,11 +15,7 @@ from tests.support.ranks import run_processes
 PROGRAM = Path(__file__).parent / "train_in_groups.py"
 TOLERANCE = 1e-6
 _NAMES = list(CASES)
-_RUNS = [
-    pytest.param(num_ranks, _NAMES[begin : begin + 6], marks=pytest.mark.slow if num_ranks == 2 and begin else ())
-    for num_ranks in (2, 4)
-    for begin in range(0, len(_NAMES), 6)
-]
+_RUNS = [(num_ranks, _NAMES[begin : begin + 6]) for num_ranks in (2, 4) for begin in range(0, len(_NAMES), 6)]
 """All cases with groups of two ranks, some with groups of one."""
 
 
@@ -44,7 +40,7 @@ def test_same_numbers_as_one_process_that_averages(num_ranks: int, names: list[s
         assert {name: off for name, off in differences.items() if off > TOLERANCE} == {}
 
 
-@pytest.mark.parametrize("num_groups", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_groups", [2, 3])
 def test_two_runs_give_the_same_bits(num_groups: int) -> None:
     """Of three groups sums depend on their order."""
     runs = [run_processes(num_groups, PROGRAM, [str(num_groups), "plain", "read between"]) for _ in range(2)]

@@ -21,7 +21,6 @@ def _run(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.slow
 def test_asynchronous_replicas_come_as_far_as_synchronous_training():
     done = _run("--role", "worker=4", "--role", "server=1", "examples/gradient_server.py", timeout_s=200)
     rows = [[float(word) for word in line.split()] for line in done.stdout.splitlines()[1:-1]]
@@ -31,7 +30,6 @@ def test_asynchronous_replicas_come_as_far_as_synchronous_training():
     assert "without it" not in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_actors_and_a_learner_of_two_ranks_keep_the_pole_up():
     pytest.importorskip("gymnasium")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.support.launcher import TIMEOUT_S
 from tests.support.ranks import SOURCES, run_processes
+from tests.support.warm.commands import farspan_run
 
 __all__ = ["Outcome", "run_plainly", "run_script", "run_warm"]
 
@@ -39,7 +40,9 @@ class Outcome:
     error: str
 
 
-def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = None, files: str = "first") -> Outcome:
+def run_script(
+    folder: Path, text: str, num_ranks: int, *, late: int | None = None, files: str = "first", is_warm: bool = False
+) -> Outcome:
     """Run a script in a fresh copy of the folder `start` below `folder`.
 
     Args:
@@ -48,6 +51,7 @@ def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = No
         num_ranks: How many processes.
         late: A rank that begins when the other one (of two) has ended.
         files: As `farspan run --files`.
+        is_warm: Whether the processes have torch loaded already, which takes less.
     """
     logs = folder / "logs"
     subprocess.run(["rm", "-rf", logs], check=True)
@@ -59,17 +63,20 @@ def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = No
         text = _WAIT.format(late=late, fifo=fifo) + text
     script = folder / "script.py"
     script.write_text(text)
-    command = [sys.executable, "-m", "farspan", "run", "-n", str(num_ranks), "--log-dir", str(logs), "--files", files]
-    environment = {name: value for name, value in os.environ.items() if name != "FARSPAN_FILES"}
-    done = subprocess.run(
-        [*command, str(script)],
-        cwd=work,
-        env={**environment, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    words = ["-n", str(num_ranks), "--log-dir", str(logs), "--files", files, str(script)]
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "FARSPAN_FILES": ""}
+    if is_warm:
+        done = farspan_run(words, folder=work, environment=environment, timeout_s=TIMEOUT_S)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", "farspan", "run", *words],
+            cwd=work,
+            env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     printed = [done.stdout, *[(logs / f"rank{rank}.log").read_text() for rank in range(1, num_ranks)]]
     return Outcome(printed=printed, files=_files_in(work), error=done.stderr)

@@ -67,7 +67,7 @@ def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:
     run_plainly(tmp_path, TRAINS)
     for name in ("best.pt", "last.pt"):  # the next run finds what the first has left
         (tmp_path / "start" / name).write_bytes((tmp_path / "work" / name).read_bytes())
-    alone, together = run_plainly(tmp_path, TRAINS), run_script(tmp_path, TRAINS, 2)
+    alone, together = run_plainly(tmp_path, TRAINS), run_script(tmp_path, TRAINS, 2, is_warm=True)
     assert alone.printed[0].startswith("going on from epoch 3")
     assert together.printed == alone.printed * 2
     # pickle writes a text twice that came twice from a file: the state of another rank's optimizer came in one piece
@@ -110,7 +110,7 @@ print(min(PreTrainedTokenizerFast.from_pretrained("saved/words").get_vocab()))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_library_that_opens_files_by_itself_writes_those_of_the_first_rank(tmp_path: Path) -> None:
     alone = run_plainly(tmp_path, WRITES_BY_ITSELF.replace('["FARSPAN_RANK"]', '["RANK"]'))
-    together = run_script(tmp_path, WRITES_BY_ITSELF, 2, late=1)  # which would write last
+    together = run_script(tmp_path, WRITES_BY_ITSELF, 2, late=1, is_warm=True)  # which would write last
     first, second = together.printed
     assert first == alone.printed[0]
     assert "2 2\n1.0 1\n" in second and "rank1" in second and "rank0" not in second

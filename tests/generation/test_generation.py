@@ -34,9 +34,7 @@ WAYS: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "num_ranks"), [("grown", 1), *((way, 2) for way in WAYS), pytest.param("beam", 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("way", "num_ranks"), [("grown", 1), *((way, 2) for way in WAYS), ("beam", 3)])
 def test_the_same_tokens_as_in_one_process(way: str, num_ranks: int) -> None:
     def program(model: Any) -> Any:
         model.eval()
@@ -183,7 +181,6 @@ def test_memory_that_others_see_is_not_written_by_recorded_values(kind: str, num
         run_threads(num_ranks, program)
 
 
-@pytest.mark.slow
 def test_the_same_tokens_in_real_processes_with_a_seed() -> None:
     results = [json.loads(process.stdout.splitlines()[-1]) for process in run_processes(2, SCRIPT)]
     for wanted, got in results:
@@ -211,10 +208,10 @@ def _config(transformers: Any, kind: str) -> Any:
     ("kind", "options"),
     [
         ("gpt2", {"num_beams": 2}),
-        pytest.param("gpt2", {"cache_implementation": "static"}, marks=pytest.mark.slow),
-        pytest.param("mistral", {"repetition_penalty": 1.3}, marks=pytest.mark.slow),
-        pytest.param("t5", {"output_scores": True, "return_dict_in_generate": True}, marks=pytest.mark.slow),
-        pytest.param("t5", {"num_beams": 2}, marks=pytest.mark.slow),
+        ("gpt2", {"cache_implementation": "static"}),
+        ("mistral", {"repetition_penalty": 1.3}),
+        ("t5", {"output_scores": True, "return_dict_in_generate": True}),
+        ("t5", {"num_beams": 2}),
     ],
 )
 def test_generate_of_transformers_gives_the_same_tokens(kind: str, options: dict[str, Any]) -> None:

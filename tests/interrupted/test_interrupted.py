@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("loops.py")
 
 @pytest.mark.parametrize(
     ("num_ranks", "environment"),
-    [(2, {"FARSPAN_SAME_HOST": "0"}), pytest.param(3, {"FARSPAN_MEASURE": "0"}, marks=pytest.mark.slow)],
+    [(2, {"FARSPAN_SAME_HOST": "0"}), (3, {"FARSPAN_MEASURE": "0"})],
 )
 def test_same_as_the_plain_loop(num_ranks: int, environment: dict[str, str]) -> None:
     finished = run_processes(num_ranks, SCRIPT, environment=environment)
@@ -28,7 +28,7 @@ def test_same_as_the_plain_loop(num_ranks: int, environment: dict[str, str]) -> 
         assert json.loads(process.stdout.splitlines()[-1]) == {}
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_what_a_module_has_done_before_it_raises_is_done(num_ranks: int) -> None:
     finished = run_processes(num_ranks, SCRIPT.with_name("state.py"))
     assert [process.stderr for process in finished if process.code] == []

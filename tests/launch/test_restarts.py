@@ -65,7 +65,7 @@ def job(tmp_path):
     job.close()
 
 
-WAYS = [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)]
+WAYS = [(False, False), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize(("is_in_memory", "has_standby"), WAYS)
@@ -101,7 +101,7 @@ while times < NUM_STARTS and not os.path.exists(f'{here}/logs/restart-{times}/ra
 """What a start finds, and that it has saved; it goes on when the next one is being prepared."""
 
 
-@pytest.mark.parametrize("num_starts", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_starts", [2, 3])
 def test_processes_that_are_kept_ready_run_the_script_when_it_is_their_turn_and_draw_as_those_of_any_start(
     job, num_starts
 ):

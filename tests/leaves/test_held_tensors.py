@@ -104,7 +104,7 @@ def plan_of(num_ranks: int, *names: str) -> dict[str, str]:
     return {name: f"rank:{(number + 1) % num_ranks}" for number, name in enumerate(names)}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("part", [Part, Slices, Data, Mean, Row, Queue])
 def test_write_of_a_held_tensor_is_seen_by_all(part: type[nn.Module], num_ranks: int) -> None:
     plan = plan_of(num_ranks, "part", "middle", "head")
@@ -135,7 +135,7 @@ class Sharing(nn.Module):
         return self.head(self.other(self.one(x)) * (1 + self.shared))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_modules_of_several_ranks_write_into_one_tensor(num_ranks: int) -> None:
     def program(model: Any) -> Any:
         return train(model), model.shared.tolist()
@@ -195,7 +195,7 @@ class Known(nn.Module):
         return self.head(self.other(self.one(x)))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("reader", [Reader, BoundReader])
 def test_attribute_of_a_module_elsewhere_is_read(reader: type[Reader], is_first: bool, num_ranks: int) -> None:

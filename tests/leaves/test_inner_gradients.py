@@ -93,7 +93,7 @@ class Model(nn.Module):
 PARTS: list[Any] = [Hamiltonian, PerSample, Score, Jacobian, InnerLoop]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("part", PARTS)
 def test_same_while_measured_and_after(part: type[Part], num_ranks: int) -> None:
     assert_same_as_plainly(lambda: Model(part), train, num_ranks)

@@ -115,7 +115,7 @@ def materialised() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("build", [ScriptedFunction, Generating, Unwrapping, NestedInside, materialised])
 def test_works(build: Callable[[], nn.Module], num_ranks: int) -> None:
     train(build())  # TorchScript rewrites a function when it has run, and on some machines it rounds otherwise then

@@ -75,7 +75,7 @@ def plan_of(num_ranks: int, *names: str) -> dict[str, str]:
     return {name: f"rank:{number % num_ranks}" for number, name in enumerate(names)}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("kind", HELD)
 def test_moved_on_once_for_each_call(kind: str, num_ranks: int) -> None:
     plan = plan_of(num_ranks, "first", "part", "head")
@@ -113,7 +113,7 @@ class Measured(Schedule):
         return torch.tanh(self.linear(x)) * (1 + x.mean().item() + next(self.rates))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("part", [Schedule, Renewed, Measured])
 def test_generator_that_cannot_be_copied(part: type[Schedule], num_ranks: int) -> None:
     def program(model: Any) -> Any:
@@ -146,7 +146,7 @@ class Counted(nn.Module):
         return torch.tanh(self.linear(x)) * (1 + 0.1 * next(self.count))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_counter_shared_by_modules_and_the_loop(num_ranks: int) -> None:
     def program(model: Any) -> Any:
         return train(model), next(model.count)

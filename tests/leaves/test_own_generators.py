@@ -62,7 +62,7 @@ def program(model: Any) -> Any:
     return seen, model.generator.get_state().tolist()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("part", [Noisy, Masked, ByData])
 def test_every_rank_moves_a_generator_that_modules_hold(
     part: Callable[[torch.Generator], nn.Module], num_ranks: int

@@ -177,7 +177,7 @@ def trained(model: Any) -> Any:
     return seen, model(X).tolist(), torch.rand(1).item()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "part",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from farspan.plan import Plan
 from farspan.profile import units_of
 
 RANKS = 3
-_SEVERAL = ("gpt_tied", "batchnorm", "frozen")
 PROGRAM = Path(__file__).parents[1] / "programs" / "moving.py"
 
 
@@ -51,11 +51,7 @@ def random_whole_plan(model: nn.Module, seed: int) -> Plan:
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [
-        pytest.param(name, seed, marks=() if seed == 0 and name in _SEVERAL else pytest.mark.slow)
-        for name in CASES
-        for seed in (0, 1)
-    ],
+    list(itertools.product(CASES, (0, 1))),
 )
 def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> None:
     case = CASES[name]

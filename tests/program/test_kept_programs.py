@@ -19,8 +19,6 @@ import farspan
 import farspan.execute.engine as engine_module
 from farspan.execute.process.world import current_engine
 
-LONG = ("cls_token", "varying_sizes", "encoder_decoder")
-
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +32,7 @@ def programs() -> CheckedPrograms:
     return engine.programs
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_a_kept_program_is_the_one_built_afresh(name: str) -> None:
     case = CASES[name]
     requested = train_plainly(case)

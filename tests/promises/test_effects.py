@@ -140,7 +140,7 @@ class Relay(nn.Module):
         return self.head(y * extra)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("build", [Remembers, Lists, Relay])
 def test_arguments_that_a_module_changes_are_changed_everywhere(build: Callable[[], nn.Module], num_ranks: int) -> None:
     whole = {f"{part}.{i}": f"rank:{i * num_ranks // 4}" for part in ("blocks", "parts") for i in range(4)}
@@ -294,7 +294,7 @@ class Mixture(nn.Module):
         return self.head(x) + total
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_a_module_writes_on_itself_is_seen_everywhere(num_ranks: int) -> None:
     plan = {f"routers.{i}": f"rank:{i * num_ranks // 3}" for i in range(3)} | {"head": f"rank:{num_ranks - 1}"}
 

@@ -75,7 +75,7 @@ def hooked(model: Any) -> Any:
     return first, numbers, train(model), len(seen)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_a_module_tells_others_is_seen_everywhere(num_ranks: int) -> None:
     assert_same_as_plainly(Gossip, train, num_ranks)
 
@@ -115,14 +115,14 @@ class Borrowing(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_module_uses_what_belongs_to_others(reads: bool, num_ranks: int) -> None:
     """Found by the run on fakes; where that cannot get so far, by the owner's."""
     assert_same_as_plainly(lambda: Borrowing(reads), train, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_forward_hooks_see_and_change_on_every_rank(num_ranks: int) -> None:
     assert_same_as_plainly(Mixture, hooked, num_ranks)
 
@@ -200,7 +200,7 @@ class Sliced(nn.Module):
         return self.c(y * z.mean())
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("build", [Cached, CachedOutside, Sliced])
 def test_what_runs_on_fakes_leave_stays_out_of_the_real_run(build: Callable[[], nn.Module], num_ranks: int) -> None:
     assert_same_as_plainly(build, train, num_ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -14,19 +15,11 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
 
 _SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
-_LONG = ("varying_sizes",)
-_OFTEN = {1: ("mlp", "gpt_tied"), 2: tuple(CASES), 3: ("mlp", "unet"), 4: ("siamese",)}
-"""What runs for every submission, as threads; all of it does in the slow tier, as processes too."""
-_OFTEN_UNDER = {"1f1b": ("mlp", "gpt_tied"), "gpipe": ("unet", "siamese")}
 
 
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
-    [
-        pytest.param(name, number, marks=() if name in _OFTEN[number] else pytest.mark.slow)
-        for name in CASES
-        for number in (1, 2, 3, 4)
-    ],
+    list(itertools.product(CASES, (1, 2, 3, 4))),
 )
 def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
     """Under each of its plans."""
@@ -42,12 +35,8 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        *(pytest.param(name, "zero-bubble", marks=pytest.mark.slow if name in _LONG else ()) for name in CASES),
-        *(
-            pytest.param(name, kind, marks=() if name in often else pytest.mark.slow)
-            for kind, often in _OFTEN_UNDER.items()
-            for name in _SEVERAL
-        ),
+        *((name, "zero-bubble") for name in CASES),
+        *((name, kind) for kind in ("1f1b", "gpipe") for name in _SEVERAL),
     ],
 )
 def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
@@ -71,7 +60,7 @@ def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
         (1, ["gpt_tied"]),
         (2, ["gpt_tied", "siamese"]),
         (3, ["mlp", "unet"]),
-        *(pytest.param(number, list(CASES), marks=pytest.mark.slow) for number in (1, 2, 3, 4)),
+        *((number, list(CASES)) for number in (1, 2, 3, 4)),
     ],
 )
 def test_same_numbers_as_one_process_over_real_processes(num_processes: int, names: list[str]) -> None:

@@ -206,7 +206,7 @@ def ctc(out: Tensor) -> Tensor:
     return F.ctc_loss(out.transpose(0, 1), targets, torch.full((6,), 4), lengths.clamp(max=1))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     ("build", "program"),
     [

@@ -231,7 +231,7 @@ def adversarial_pair(model: Any) -> Any:
     return weights(model)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     ("build", "program"),
     [

@@ -113,7 +113,7 @@ def train(model: Any, *, reader: int = 0) -> Any:
     return result, {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("reader", [0, 2])
 def test_one_rank_reads_for_all(reader: int, num_ranks: int) -> None:
     assert_same_as_plainly(Net, lambda model: train(model, reader=reader), num_ranks, plan=plan_for(num_ranks))
@@ -135,7 +135,7 @@ def split(model: Any) -> Any:
     return [loss.item() for loss in losses], accuracy.item(), gradients, batch["y"].tolist()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_batch_is_cut_by_the_loop(num_ranks: int) -> None:
     assert_same_as_plainly(Net, split, num_ranks, plan=plan_for(num_ranks))
 
@@ -151,7 +151,7 @@ def in_place(model: Any) -> Any:
     return x.tolist(), [p.grad.tolist() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_batch_can_be_written_to_by_all(num_ranks: int) -> None:
     assert_same_as_plainly(Net, in_place, num_ranks, plan=plan_for(num_ranks))
 

@@ -49,7 +49,7 @@ class Outer(Named):
         return self.head(self.moved(self.moved(y, 0), 1)) * 2
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("how", ["on", "to"])
 def test_a_module_that_names_a_place_is_opened(how: str, num_ranks: int) -> None:
     plan = {"inner": "rank:0", "head": f"rank:{num_ranks - 1}"} | ({"inner.0": "rank:1"} if num_ranks == 3 else {})
@@ -88,7 +88,7 @@ class Late(Named):
         return x + self.linear(x)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("how", ["on", "to"])
 def test_a_module_that_names_a_place_after_reading_data_is_opened(how: str, num_ranks: int) -> None:
     class Model(Named):

@@ -52,7 +52,7 @@ class Glued(Named):
         return self.c(last)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_ops_between_modules_run_where_the_program_says(num_ranks: int) -> None:
     plan = {"a": "rank:0", "b": "rank:0", "scale": "rank:0"}
     plan |= {"c": f"rank:{num_ranks - 1}"}
@@ -128,7 +128,7 @@ class Recurrent(Named):
         return self.head(feedback)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_feedback_over_time_through_all_ranks(num_ranks: int) -> None:
     places = ranks(num_ranks, 0, 1, 2)
     plan = {f"cells.{number}": place for number, place in enumerate(places)} | {"head": places[0]}
@@ -160,7 +160,7 @@ class Roaming(Named):
         return self.head(outputs[-1])
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_any_order_and_connections_that_change(num_ranks: int) -> None:
     plan = {f"parts.{number}": f"rank:{number % num_ranks}" for number in range(6)} | {"head": "rank:0"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch.nn.functional as F
 from tests.promises.test_randomness import MODELS
 from tests.promises.test_randomness import build as build_seeded
 from tests.promises.test_randomness import case as case_of
-from tests.support import diagonal
 from tests.support.cases import CASES
 from tests.support.loop import on_ranks
 from tests.support.parity import build, last_plan, train, train_plainly
@@ -55,9 +55,7 @@ def assert_same(build: Callable[[], nn.Module], program: Callable[[Any], Any], n
 # Same numbers.
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FINER else pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_same_numbers_as_one_process(name: str) -> None:
     case, num_ranks = CASES[name], 2
     wanted = train_plainly(case)
@@ -75,7 +73,7 @@ def test_same_numbers_as_one_process(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        *diagonal(list(MODELS), (True, ["blocks.*"])),
+        *itertools.product(list(MODELS), (True, ["blocks.*"])),
         ("dropout", ["blocks.0", "blocks.1.a", "head"]),
     ],
 )
@@ -125,7 +123,7 @@ class WithStatistics(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize(("remat", "num_ranks"), diagonal([True, ["parts.*"], ["parts"], ["*"]], [1, 2]))
+@pytest.mark.parametrize(("remat", "num_ranks"), list(itertools.product([True, ["parts.*"], ["parts"], ["*"]], [1, 2])))
 def test_running_statistics_and_counts_are_updated_once(remat: Any, num_ranks: int) -> None:
     def program(model: Any) -> Any:
         found = train_twice(model)

@@ -18,7 +18,6 @@ def _trained(*remats: str) -> list[list[dict[str, Any]]]:
     return [list(map(json.loads, process.stdout.splitlines()[-len(remats) :])) for process in finished]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)  # each of the trainings compiles
 def test_it_goes_with_what_else_there_is() -> None:
     without = _trained("null", "false")

@@ -21,11 +21,9 @@ from farspan.call.remat.unit import Unit
 from farspan.execute.backward.split import split_backward
 from farspan.execute.process.world import current_engine
 
-LONG = ("cls_token", "varying_sizes")
-
 
 @pytest.mark.parametrize("remat", [True])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_same_numbers_where_every_backward_is_split(name: str, remat: Any) -> None:
     case = CASES[name]
     wanted = train_plainly(case)

@@ -54,17 +54,17 @@ def test_the_same_bits_as_without(remat: Any, times: list[str]) -> None:
     "loop",
     [
         "evaluated",
-        pytest.param("gradients_held", marks=pytest.mark.slow),
+        "gradients_held",
         "carried_on",
-        pytest.param("closures", marks=pytest.mark.slow),
-        pytest.param("written_by_hand", marks=pytest.mark.slow),
+        "closures",
+        "written_by_hand",
     ],
 )
 def test_the_same_bits_in_other_loops(loop: str) -> None:
     assert same(run(loop, 2, tensor_parallel=2, remat=True)[1], without(loop, 2)[1])
 
 
-@pytest.mark.parametrize(("num_ranks", "micro_batches"), [(4, None), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_ranks", "micro_batches"), [(4, None), (2, 2)])
 def test_two_stages_and_lanes(num_ranks: int, micro_batches: int | None, times: list[str]) -> None:
     _, found = run("written_by_hand", num_ranks, tensor_parallel=2, remat=True, micro_batches=micro_batches)
     assert times
@@ -90,7 +90,7 @@ FORWARDS = ["own_function", "written_at_random", "dropped", "statistics", "share
 OTHERS = "attention attention_by_hand checkpointed in_place written like_a_part needed_whole fused"
 
 
-@pytest.mark.parametrize("name", [*FORWARDS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS.split())])
+@pytest.mark.parametrize("name", [*FORWARDS, *OTHERS.split()])
 def test_whatever_a_module_does(name: str, times: list[str]) -> None:
     """Written in place, statistics (once), draws, views, functions of the program's own."""
     forward = getattr(test_forwards, name)
@@ -114,7 +114,6 @@ def test_the_peak_falls_on_every_rank(times: list[str]) -> None:
     assert all(new < 0.7 * old for new, old in zip(again, kept, strict=True)), (kept, again)
 
 
-@pytest.mark.slow
 def test_the_peak_falls_with_the_programs_own_checkpoints() -> None:
     kept = peaks(2, False, tensor_parallel=2, make=lambda: GPT(blocks=3))
     own = peaks(2, False, tensor_parallel=2, make=Checkpointed)

@@ -40,7 +40,7 @@ def train(num_ranks: int, spec: str, names: list[str], folder: Path) -> list[dic
 
 @pytest.mark.parametrize(
     ("num_ranks", "kind"),
-    [(2, "optimizer"), (2, "parameters"), pytest.param(4, "optimizer", marks=pytest.mark.slow), (4, "parameters")],
+    [(2, "optimizer"), (2, "parameters"), (4, "optimizer"), (4, "parameters")],
 )
 def test_same_numbers_as_one_process_that_averages(num_ranks: int, kind: str, tmp_path: Path) -> None:
     """To the last bit: two groups, of one rank and of two, and what the program sees of its optimizers."""
@@ -68,7 +68,7 @@ def test_parameters_that_are_away_are_what_they_were(num_ranks: int, names: list
         assert {name: off for name, off in differences.items() if off} == {}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("optimizer", marks=pytest.mark.slow), "parameters"])
+@pytest.mark.parametrize("kind", ["optimizer", "parameters"])
 def test_same_bits_as_groups_that_are_not_sharded(kind: str) -> None:
     """Of three groups, where sums depend on their order, too."""
     for num_groups in (2, 3):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.hangs import SETUP, ended_in_time
 from tests.support.warm.commands import farspan_run
 
 import farspan
@@ -25,7 +26,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from farspan.launch.run_job import run
 sys.exit(run({argv!r}, {n}, grace_s={grace_s}, **{options!r}))
 """
-HEAD = "import os, signal, subprocess, sys, time\nrank = int(os.environ['FARSPAN_RANK'])\nhere = sys.path[0]\n"
+HEAD = SETUP + "import os, signal, subprocess, sys, time\nrank = int(os.environ['FARSPAN_RANK'])\nhere = sys.path[0]\n"
 # A rank that is ready says so with its process id.
 READY = "open(f'{here}/ready{rank}.tmp', 'w').write(str(os.getpid()))\n"
 READY += "os.rename(f'{here}/ready{rank}.tmp', f'{here}/ready{rank}')\n"
@@ -57,7 +58,7 @@ class Job:
 
     def end(self) -> tuple[int, str, str]:
         assert self.process is not None
-        out, err = self.process.communicate(timeout=TIMEOUT_S)
+        out, err = ended_in_time(self.process, TIMEOUT_S, self.logs)
         return self.process.returncode, out, err
 
     def run(self, script: str, n: int = 2, **options) -> tuple[int, str, str]:

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from tests.comm.local import LocalNetwork, LocalTransport
+from tests.support.hangs import PATIENCE_S, show_stacks, show_stacks_at_end, stacks_of
 from tests.support.side import connect, open_hubs
 from tests.support.warm.servers import NUM_SERVERS, start, wait_for_servers
 
@@ -61,10 +62,12 @@ def run_threads(
     deadline_s: float = 100.0,
     lookahead: int = 2,
     transport: Any = None,
+    patience_s: float = 100.0,
 ) -> list[Any]:
     """Run `program(rank)` on `num_ranks` threads that are each a rank; return what they returned, by rank.
 
-    The first exception of a rank is raised; what another rank's exception caused comes last.
+    The first exception of a rank is raised; what another rank's exception caused comes last. A rank that has not ended
+    `patience_s` after its deadline hangs: the error shows where all ranks are.
     """
     install()
     network = LocalNetwork()
@@ -100,8 +103,9 @@ def run_threads(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(deadline_s + 100.0)  # on a loaded machine an error may take much longer than its deadline
-        assert not thread.is_alive(), "a rank hangs"
+        thread.join(deadline_s + patience_s)  # on a loaded machine an error may take much longer than its deadline
+        if thread.is_alive():
+            raise AssertionError(f"a rank hangs\n{stacks_of({f'rank {n}': one for n, one in enumerate(threads)})}")
     if errors:
         raise min(errors, key=lambda item: (isinstance(item[2], RemoteError), item[0]))[2]
     return results
@@ -136,11 +140,13 @@ def run_processes(
 ) -> list[Finished]:
     """Run a script on `num_ranks` processes with the usual rank variables; return how each ended, by rank.
 
+    If a rank has not ended in time, the error shows the stacks of all ranks that were running.
+
     Args:
         num_ranks: How many.
         script: What each runs.
         arguments: Of the script.
-        timeout_s: When a process is ended.
+        timeout_s: When all processes are ended.
         environment: More variables.
         stops: A rank that stops itself (SIGSTOP): it is ended once the others have ended.
     """
@@ -178,6 +184,8 @@ def _run_processes(
         words = [str(script), *arguments]
         processes.append(start(rank % NUM_SERVERS, _main, words, variables, str(out), str(err)))
     finished: list[Finished | None] = [None] * num_ranks
+    late: list[int] = []
+    telling = threading.Lock()
 
     def collect(rank: int) -> None:
         process = processes[rank]
@@ -186,13 +194,16 @@ def _run_processes(
                 other.join()
             process.kill()
         process.join(timeout_s)
-        is_late = process.exitcode is None
-        if is_late:
+        if process.exitcode is None:
+            with telling:
+                if not late:
+                    show_stacks(one.pid for one in processes if one.pid is not None)
+                late.append(rank)
+            process.join(PATIENCE_S)
             process.kill()
             process.join()
         duration_s = time.monotonic() - began
         out, err = (path.read_text(errors="replace") if path.exists() else "" for path in outputs(folder, rank))
-        err += f"\n[test: killed after {timeout_s} s]" if is_late else ""
         finished[rank] = Finished(code=process.exitcode or 0, stdout=out, stderr=err, duration_s=duration_s)
 
     collectors = [threading.Thread(target=collect, args=(rank,)) for rank in range(num_ranks)]
@@ -200,7 +211,11 @@ def _run_processes(
         collector.start()
     for collector in collectors:
         collector.join()
-    return [item for item in finished if item is not None]
+    results = [item for item in finished if item is not None]
+    if late:
+        texts = [f"rank {rank} (exit code {item.code}):\n{item.stderr}" for rank, item in enumerate(results)]
+        raise AssertionError("\n".join([f"rank {late[0]} had not ended after {timeout_s} s", *texts]))
+    return results
 
 
 def outputs(folder: Path, rank: int) -> tuple[Path, Path]:
@@ -213,6 +228,7 @@ def _main(words: list[str], environment: Mapping[str, str], stdout: str, stderr:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    show_stacks_at_end()
     os.environ.update(environment)
     sys.argv[:] = words
     sys.path.insert(0, os.path.dirname(words[0]))
@@ -250,7 +266,7 @@ def differences(script: str, group: str, num_processes: int, *, is_measured: boo
         is_measured: Whether automatic plans are searched again from a measured step.
     """
     environment = {} if is_measured else {"FARSPAN_MEASURE": "0"}
-    finished = run_processes(num_processes, script, [group], timeout_s=240.0, environment=environment)
+    finished = run_processes(num_processes, script, [group], environment=environment)
     assert [process.stderr for process in finished if process.code] == []
     return [json.loads(process.stdout.splitlines()[-1]) for process in finished]
 

@@ -60,7 +60,7 @@ def train(model: Any) -> Any:
     return seen, [p.tolist() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_gradient_penalty_draws_once(num_ranks: int) -> None:
     assert_same_as_plainly(Gan, train, num_ranks)
 
@@ -88,7 +88,7 @@ class CountingGan(Gan):
         self.penalty = Counting(self.critic)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_the_first_attempt_has_changed_is_put_back(num_ranks: int) -> None:
     def train_and_look(model: Any) -> Any:
         result = train(model)

@@ -87,8 +87,8 @@ def train(model: nn.Module) -> Any:
     [
         *itertools.product([rounding, Doubles, lambda: torch.device("cpu")], [1, 2]),
         # on the CPU an output saves itself, and so stays: to find that takes long in a process of many objects
-        pytest.param(save_on_cpu, 1, marks=pytest.mark.slow),
-        pytest.param(save_on_cpu, 2, marks=pytest.mark.slow),
+        (save_on_cpu, 1),
+        (save_on_cpu, 2),
     ],
 )
 def test_what_is_around_in_a_container_holds_where_the_call_runs(around: Around, num_ranks: int) -> None:
@@ -197,7 +197,7 @@ class Physics(nn.Module):
 
 
 @pytest.mark.parametrize("measure", [False, True])
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_module_that_differentiates_inside_runs_as_one_unit(num_ranks: int, measure: bool) -> None:
     measured = measure and num_ranks > 1
     assert_same_as_plainly(Physics, lambda model: (train(model), train(model)), num_ranks, measure=measured)
@@ -220,7 +220,7 @@ class Strict(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_an_exception_that_a_module_raises_can_be_caught(num_ranks: int) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4), Strict(), nn.Linear(4, 1))

@@ -133,7 +133,7 @@ def of_what_lies_between(model: nn.Module) -> Any:
     return lists(found, other, own, none), gradients(model)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "program",
     [maml, weights_of_ones_own, some_weights_and_statistics, averaged, in_the_tables, of_what_lies_between],

@@ -154,7 +154,7 @@ def registered(model: Any) -> Any:
     return losses, train(model), outcome(model)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "program",
     [

@@ -145,7 +145,7 @@ def one_step_in_the_last_hook(model: Any) -> Any:
     return losses, ready, model.left[0].weight.tolist(), str(optimizer.state_dict())
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "program",
     [

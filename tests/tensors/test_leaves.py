@@ -59,7 +59,7 @@ STORIES = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("story", STORIES, ids=["copies", "parameters", "saliency", "hook"])
 def test_a_recorded_tensor_becomes_a_leaf(story: Any, num_ranks: int) -> None:
     wanted = story(mlp())

@@ -55,7 +55,7 @@ def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("program", [rewind_pruned, follow])
 def test_what_the_program_has_computed_can_be_loaded(program: Any, num_ranks: int) -> None:
     assert_same_as_plainly(Pair, program, num_ranks)

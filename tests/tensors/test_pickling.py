@@ -108,7 +108,7 @@ def kept_state(model: nn.Module) -> Any:
     return seen, weights(model)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(("story", "build"), [(as_bytes, pickled), (kept_state, mlp)], ids=["bytes", "kept state"])
 def test_what_is_saved_and_kept_is_that_of_one_process(story: Any, build: Any, num_ranks: int) -> None:
     wanted = story(build())

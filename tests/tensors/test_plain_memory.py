@@ -79,7 +79,7 @@ def averaged(distribute: Callable[[nn.Module], nn.Module], model: nn.Module) -> 
     return [[weights(item), item(X).tolist()] for item in (*averages, swa)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_an_average_that_was_copied_before_distribute_follows_the_model(num_ranks: int) -> None:
     wanted = averaged(lambda model: model, mlp())
     for got in on_ranks(num_ranks, lambda model: averaged(farspan.distribute, model)):
@@ -125,7 +125,7 @@ def counted(model: nn.Module) -> Any:
     return table.tolist(), array.tolist(), histogram.tolist(), [row.tolist() for row in rows], shared.tolist()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_a_model_says_is_counted_in_plain_tensors(num_ranks: int) -> None:
     wanted = counted(mlp())
     for got in on_ranks(num_ranks, lambda model: counted(farspan.distribute(model))):

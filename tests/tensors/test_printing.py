@@ -24,6 +24,6 @@ def shown(model: Any) -> list[str]:
         return [*lines, str(model(X))]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_value_is_shown_with_what_has_made_it(num_ranks: int) -> None:
     assert_same_as_plainly(build, shown, num_ranks)

@@ -209,7 +209,7 @@ STORIES = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("story", STORIES)
 def test_data_is_rebound_as_in_one_process(story: Any, num_ranks: int) -> None:
     wanted = story(mlp())

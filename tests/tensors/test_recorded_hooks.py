@@ -272,7 +272,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(("build", "program"), [(build, item) for build, items in RECORDED.items() for item in items])
 def test_hooks_on_recorded_tensors_are_those_of_one_process(build: Any, program: Any, num_ranks: int) -> None:
     assert_same_as_plainly(build, program, num_ranks)
@@ -380,7 +380,7 @@ def on_all_modules(model: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("program", [flow_of_gradients, guided, changed_by_modules, with_forward_hooks])
 def test_hooks_on_modules_are_those_of_one_process(program: Callable[[Any], Any], num_ranks: int) -> None:
     assert_same_as_plainly(Net, program, num_ranks)

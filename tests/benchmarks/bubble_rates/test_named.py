@@ -21,7 +21,6 @@ from benchmarks.bubble_rates.schedules import (
     zb_v,
 )
 from tests.schedule.picture import draw, picture_in
-from torch.distributed.pipelining import schedules as torch_schedules
 
 from farspan.errors import PlanError
 from farspan.planner import simulate
@@ -142,7 +141,9 @@ def test_v_shaped_orders_are_those_of_torch(num_ranks: int, num_micro_batches: i
 
 def placeholder(name: str, **attributes: Any) -> Any:
     """One of torch's schedules without stages: enough for its order."""
-    kind = getattr(torch_schedules, name)
+    from torch.distributed.pipelining import schedules  # takes long to import
+
+    kind = getattr(schedules, name)
     schedule = object.__new__(kind)
     for attribute, value in attributes.items():
         setattr(schedule, attribute, value)

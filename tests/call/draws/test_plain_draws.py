@@ -153,7 +153,7 @@ def printed_plainly() -> str:
     return alone.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_program_that_draws_itself_finds_its_generators_where_they_would_be(num_ranks: int) -> None:
     """Python's, numpy's and torch's; in the loop, in containers, inside leaves; seeded, saved and put back."""
     for process in run_processes(num_ranks, drawing_program.__file__):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.call.wire.test_named import CALLED, KINDS
+from tests.call.wire.test_named import CALLED, kinds
 from torch import nn
 
 from farspan.call.infer.entry import Entry, meta_of
@@ -69,15 +70,15 @@ class Trip:
         CALLED.append(arguments)
 
 
+@functools.cache
 def _texts() -> list[Any]:
     found: list[Any] = []
-    for item in KINDS.values():
+    for item in kinds().values():
         template, tensors = flatten(item)
         found.append(json.loads(structure_to_json(template, list(map(meta_of, tensors)))))
     return found
 
 
-TEXTS = _texts()
 NAMES = [
     "os:system", "posix:system", "subprocess:Popen", "builtins:eval", "builtins:int", "builtins:dict", "builtins:type",
     "builtins:BaseException", "torch:load", "torch:Tensor", "torch.nn.modules.module:Module", "numpy:ndarray",
@@ -200,7 +201,7 @@ def test_a_damaged_result_is_the_clear_error_or_data(text: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=SLOW_STARTS)
-@given(mutated(TEXTS))
+@given(st.deferred(lambda: mutated(_texts())))
 def test_a_damaged_batch_is_the_clear_error_or_data(text: bytes) -> None:
     check_structure(text)
 
@@ -221,10 +222,9 @@ def test_a_factory_that_is_no_name(factory: Any) -> None:
         structure_from_json(json.dumps(text).encode())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=SLOW_STARTS)
-@given(mutated(TEXTS))
+@given(st.deferred(lambda: mutated(_texts())))
 def test_ten_thousand_damaged_batches(text: bytes) -> None:
     check_structure(text)
 

@@ -79,7 +79,6 @@ def test_nothing_goes_on_without_another_group(tmp_path: Path) -> None:
     assert "was killed by SIGKILL, and the ranks are not divided into groups (data_parallel), and have" in done.stderr
 
 
-@pytest.mark.slow  # two starts
 def test_all_are_started_again_when_no_group_is_left(tmp_path: Path) -> None:
     kills = (1, 1, "before", 0, 3, "before")
     done, results = run(tmp_path / "run", 2, 2, *kills, options=("--max-restarts", "1"))

@@ -76,7 +76,6 @@ def test_nothing_goes_on_without_a_rank_of_which_there_are_no_copies(tmp_path: P
     assert "rank 2 was killed by SIGKILL, and no other rank has copies of what it had: all ranks end" in done.stderr
 
 
-@pytest.mark.slow  # two starts
 def test_all_are_started_again_where_the_copies_are_not_what_was_lost(tmp_path: Path) -> None:
     options = ("--max-restarts", "1")
     done, results = run(tmp_path / "run", 3, WIDE, "AdamW", 1, 0, "stepped", options=options)

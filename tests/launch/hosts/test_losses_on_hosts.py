@@ -10,10 +10,7 @@ from tests.launch.hosts.test_run_on_hosts import Run
 from tests.launch.joining.hosts import ADDRESSES, Hosts, are_possible, two_hosts
 from tests.support.launcher import wait_until
 
-pytestmark = [
-    pytest.mark.skipif(not are_possible(), reason="needs root and network namespaces"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(not are_possible(), reason="needs root and network namespaces")
 
 TRAINS = """
 import os, signal, sys, time, torch, farspan

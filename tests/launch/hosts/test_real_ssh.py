@@ -44,10 +44,7 @@ os.rename(f"{sys.argv[-1]}.new", sys.argv[-1])
 time.sleep(1000)
 """
 
-pytestmark = [
-    pytest.mark.skipif(not (SSHD and shutil.which("ssh") and shutil.which("ssh-keygen")), reason="needs sshd"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(not (SSHD and shutil.which("ssh") and shutil.which("ssh-keygen")), reason="needs sshd")
 
 
 @pytest.fixture

@@ -84,7 +84,6 @@ def steps(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("step")]
 
 
-@pytest.mark.slow
 def test_ranks_of_two_unequal_hosts_train_as_those_of_one(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, TRAINS, "3", options=("--hosts", f"localhost:1,{ADDRESSES[1]}:2"))
     code, output = run.end()
@@ -104,7 +103,6 @@ def test_a_failure_on_another_host_is_shown_here_once(hosts: Hosts, tmp_path: Pa
     assert "restart 1 of 5" in output and "the same error came twice in the same place" in output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["disk", "memory"])
 def test_a_host_that_is_lost_is_left_out_of_the_next_start(hosts: Hosts, tmp_path: Path, layer: str) -> None:
     (tmp_path / "wait").touch()
@@ -196,7 +194,6 @@ class Joined:
                 process.wait()
 
 
-@pytest.mark.slow
 def test_hosts_that_join_train_as_those_that_are_started(hosts: Hosts, tmp_path: Path) -> None:
     run = Joined(hosts, tmp_path, TRAINS, "3")
     run.start(0, "-n", "1", "--nnodes", "2", "--node-rank", "0")
@@ -219,7 +216,6 @@ COMES_AND_GOES = (
 )
 
 
-@pytest.mark.slow
 def test_a_host_that_is_cut_off_is_left_out_and_one_that_comes_is_taken_in(hosts: Hosts, tmp_path: Path) -> None:
     run = Joined(hosts, tmp_path, COMES_AND_GOES, "25")
     run.start(0, "-n", "1", "--nnodes", "1:2", "--node-rank", "0", "--max-restarts", "3")

@@ -59,7 +59,7 @@ def test_farspan_run_ends_who_waits_for_a_rank_that_failed(job):
     assert "rank 1 of 2 failed: exit code 1" in err and "ValueError: no data" in err
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_under_torchrun_a_rank_leaves_word_when_it_ends(tmp_path: Path, num_ranks: int) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nimport farspan\nif os.environ['RANK'] == '1': sys.exit()\n" + DISTRIBUTES)

@@ -83,7 +83,6 @@ class Run:
                 process.wait()
 
 
-@pytest.mark.slow
 def test_ranks_of_two_hosts_train_alike(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, 3, steps=3, pause_s=0.0, FARSPAN_SECRET="known to all")
     assert run.end(90.0) == [0, 0, 0], run.output(0)
@@ -91,9 +90,7 @@ def test_ranks_of_two_hosts_train_alike(hosts: Hosts, tmp_path: Path) -> None:
     assert len(lines[0]) == 4 and lines[0] == lines[1] == lines[2]
 
 
-@pytest.mark.parametrize(
-    "to", [pytest.param((0, 1), id="both ways", marks=pytest.mark.slow), pytest.param((1,), id="one way")]
-)
+@pytest.mark.parametrize("to", [pytest.param((0, 1), id="both ways"), pytest.param((1,), id="one way")])
 def test_a_cut_link_ends_both_hosts_and_is_named(hosts: Hosts, tmp_path: Path, to: tuple[int, ...]) -> None:
     run = Run(hosts, tmp_path, 2, steps=10_000, pause_s=0.05)
     run.wait_for_step(3)
@@ -104,7 +101,6 @@ def test_a_cut_link_ends_both_hosts_and_is_named(hosts: Hosts, tmp_path: Path, t
         assert "died" not in run.output(rank), run.output(rank)
 
 
-@pytest.mark.slow
 def test_a_link_that_is_cut_while_one_host_reads_of_the_other_is_named(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, 2, steps=10_000, pause_s=0.05, READS="1")
     run.wait_for_step(3)
@@ -115,7 +111,6 @@ def test_a_link_that_is_cut_while_one_host_reads_of_the_other_is_named(hosts: Ho
         assert "the link to rank" in run.output(rank), run.output(rank)
 
 
-@pytest.mark.slow
 def test_a_link_that_comes_back_after_two_seconds_is_survived(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, 2, steps=80, pause_s=0.05)
     run.wait_for_step(3)
@@ -126,7 +121,6 @@ def test_a_link_that_comes_back_after_two_seconds_is_survived(hosts: Hosts, tmp_
     assert "trained" in run.output(0) and run.output(0).count("step") == 80
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("tc") is None, reason="needs tc")
 def test_a_link_on_which_a_transfer_takes_ten_seconds_is_slow_and_not_cut(hosts: Hosts, tmp_path: Path) -> None:
     hosts.slow_down("1mbit")

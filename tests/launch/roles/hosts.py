@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from tests.launch.roles.roles import RunOfRoles
+from tests.support.hangs import ended_in_time
 from tests.support.launcher import TIMEOUT_S
 
 from farspan.launch.hosts.address import free_port
@@ -34,7 +35,7 @@ class RunOnHosts(RunOfRoles):
     def end_second(self) -> tuple[int, str]:
         """Returns the exit code of the second launcher, and what it has written."""
         assert self.second is not None
-        self.second.communicate(timeout=TIMEOUT_S)
+        ended_in_time(self.second, TIMEOUT_S, self.folder / "logs")
         return self.second.returncode, (self.folder / "err2").read_text()
 
     def close(self) -> None:

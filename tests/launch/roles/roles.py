@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.hangs import ended_in_time
 from tests.support.launcher import HEAD, READY, SOURCE, TIMEOUT_S, wait_until
 
 __all__ = ["RunOfRoles"]
@@ -50,7 +51,7 @@ class RunOfRoles:
 
     def end(self) -> tuple[int, str, str]:
         assert self.process is not None
-        out, _ = self.process.communicate(timeout=TIMEOUT_S)
+        out, _ = ended_in_time(self.process, TIMEOUT_S, self.folder / "logs")
         return self.process.returncode, out, self.said()
 
     def said(self) -> str:

@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 
-import pytest
 import torch
 from tests.support.loop import on_ranks
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ def rate_of(step: int, held: Held) -> Callable[[], float]:
     return lambda: 1.0 + step if held else 0.0
 
 
-@pytest.mark.slow
 def test_functions_of_steps_that_are_over_are_not_kept() -> None:
     def program(model: nn.Module) -> int:
         farspan.distribute(model)

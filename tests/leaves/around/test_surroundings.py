@@ -10,7 +10,7 @@ from tests.support.ranks import run_processes
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("remat", [pytest.param("kept", marks=pytest.mark.slow), "again"])
+@pytest.mark.parametrize("remat", ["kept", "again"])
 @pytest.mark.parametrize("program", ["surroundings.py", "far_surroundings.py"])
 def test_a_call_sees_what_was_around_it_when_it_was_made(program: str, remat: str) -> None:
     steps = ["shorter"] if remat == "again" else []

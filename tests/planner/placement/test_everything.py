@@ -173,7 +173,6 @@ def test_what_is_found_is_there_and_nothing_is_below_the_bound(
     check(graph, cluster, micro_batches, objective, passes)
 
 
-@pytest.mark.slow
 @settings(max_examples=2_000, deadline=None)
 @given(**EVERY)
 def test_so_it_is_with_two_thousand(graph, cluster, micro_batches, objective, passes) -> None:

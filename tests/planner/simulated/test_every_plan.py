@@ -159,7 +159,6 @@ def test_no_plan_is_below_the_bound_and_none_is_refused(graph, cluster, num_micr
     check(graph, cluster, num_micro_batches, hints)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=2_000, deadline=None)
 @given(**EVERY)

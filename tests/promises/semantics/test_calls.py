@@ -63,7 +63,7 @@ def plan_of(num_ranks: int) -> dict[str, str]:
     return {name: f"rank:{i * num_ranks // 4}" for i, name in enumerate(("first", "a", "b", "last"))}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("part", [Around, Counts, PastForward, Inside])
 def test_a_class_that_overrides_call_is_applied_once(part: Callable[[], nn.Module], num_ranks: int) -> None:
     assert_same_as_plainly(lambda: Two(part), train, num_ranks, plan=plan_of(num_ranks))

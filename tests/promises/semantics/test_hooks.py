@@ -69,7 +69,7 @@ def backward_hooks(model: Any) -> Any:
     return train(model)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("program", [hooks_on_parameters, hooks_that_are_removed, forward_hooks, backward_hooks])
 def test_hooks_do_what_they_do_plainly(program: Callable[[Any], Any], num_ranks: int) -> None:
     assert_same_as_plainly(Blocks, program, num_ranks)
@@ -223,7 +223,7 @@ def checkpointing(is_reentrant: bool) -> Callable[[Any], Any]:
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     ("build", "program"),
     [(Checkpointed, checkpointing(False)), (Checkpointed, checkpointing(True)), (CheckpointedFunctions, train)],
@@ -256,7 +256,7 @@ class Normalised(nn.Module):
         return self.c(self.b(self.second(self.a(self.first(x)))))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "build",
     [
@@ -288,7 +288,7 @@ def loaded(model: Any) -> Any:
     return said, first, second, train(model)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_plain_state_is_loaded_on_every_rank(num_ranks: int) -> None:
     assert_same_as_plainly(Blocks, loaded, num_ranks)
 

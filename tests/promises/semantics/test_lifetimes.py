@@ -83,7 +83,7 @@ def for_two_optimizers(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("schedule", ["auto", "gpipe"])
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "program", [carried_on, layer_by_layer, for_two_optimizers], ids=lambda program: program.__name__
 )

@@ -190,7 +190,7 @@ def test_a_run_on_fakes_leaves_no_trace_and_a_real_one_is_seen_everywhere(
     assert_same_as_plainly(lambda: Two(part), trained, num_ranks, plan=plan_of(num_ranks))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     ("model", "part"),
     [(OneForAll, Counts), (OneForAll, Deep), (OneForAll, KeepsTensors), (RootCounts, Reads)],

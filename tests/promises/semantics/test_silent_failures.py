@@ -7,7 +7,7 @@ from tests.programs import semantics
 from tests.support.ranks import differences, differing
 
 
-@pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize("name", semantics.GROUPS["silent_failures"])
 def test_silent_failure(name: str, num_processes: int) -> None:
     found = differences(semantics.__file__, "silent_failures", num_processes)

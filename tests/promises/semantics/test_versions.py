@@ -176,7 +176,7 @@ def plan_of(num_ranks: int) -> dict[str, str]:
     return {name: f"rank:{i * num_ranks // 4}" for i, name in enumerate(("first", "a", "b", "last"))}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("part", [*BUFFERS, *WEIGHTS])
 def test_a_backward_finds_what_its_forward_has_seen(part: Callable[[], nn.Module], num_ranks: int) -> None:
     assert_same_as_plainly(lambda: Two(part), train, num_ranks, plan=plan_of(num_ranks))
@@ -210,7 +210,7 @@ class SharesItsNorm(Two):
         self.b.norm = self.a.norm
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     ("model", "part"),
     [

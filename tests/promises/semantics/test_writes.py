@@ -89,7 +89,7 @@ class Writes(nn.Module):
         return self.c(self.write(torch.tanh(self.b(self.write(self.a(x)))) * 1))
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "write",
     [
@@ -141,7 +141,7 @@ def saved_and_loaded(model: Any) -> Any:
     return first, loaded, train(model), model.mean.tolist(), model.number.item()
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("how", ["set again", "in place", "in parts"])
 def test_buffers_that_a_container_writes_are_kept_saved_and_loaded(how: str, num_ranks: int) -> None:
     assert_same_as_plainly(lambda: Counting(how), saved_and_loaded, num_ranks)
@@ -215,7 +215,7 @@ def averaged_outside(model: Any) -> Any:
     return {name: tensor.tolist() for name, tensor in average.items()}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("program", [written_in_part, averaged_outside])
 def test_parameters_and_gradients_are_written_in_part_and_averaged(program: Any, num_ranks: int) -> None:
     assert_same_as_plainly(Plain, program, num_ranks)

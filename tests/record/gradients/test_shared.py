@@ -355,7 +355,7 @@ def trained(act: Program) -> Program:
     return train
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_gradient_is_the_tensor_that_it_is_set_to(name: str, num_ranks: int) -> None:
     assert_same_as_plainly(build, trained(PROGRAMS[name]), num_ranks)

@@ -44,10 +44,7 @@ def _num_micro_batches() -> int:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in REFUSED or number % 5 == 0 else pytest.mark.slow)
-        for number, name in enumerate(CASES)
-    ],
+    CASES,
 )
 def test_an_awkward_model_has_the_gradients_of_the_whole_batch(name: str) -> None:
     torch.manual_seed(0)
@@ -77,7 +74,7 @@ def test_an_awkward_model_has_the_gradients_of_the_whole_batch(name: str) -> Non
         assert all(float((a - b).norm()) <= 1e-5 * size for a, b in pairs)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_plain_loop_trains_as_with_the_whole_batch(num_ranks: int) -> None:
     """Everything that a loop looks at: losses, accuracy, norms, parameters after several steps; and lanes there are."""
 

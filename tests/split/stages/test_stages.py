@@ -152,9 +152,7 @@ def parts_on(places: str, *names: str, others: str = "rank:0&rank:1") -> dict[st
     return {"plan": {"*": others, **dict.fromkeys(names, places)}}
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "is_run_again"), [(4, True), (6, False), pytest.param(6, True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("num_ranks", "is_run_again"), [(4, True), (6, False), (6, True)])
 def test_each_stage_runs_the_modules_that_lie_on_it(num_ranks: int, is_run_again: bool) -> None:
     make, options = functools.partial(GPT, blocks=3), {"tensor_parallel": 2}
     found, away = run(make, num_ranks, options)

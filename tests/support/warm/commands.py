@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.hangs import PATIENCE_S, descendants, show_stacks, show_stacks_at_end
 from tests.support.ranks import SOURCES, ended, outputs
 from tests.support.warm.servers import start
 
@@ -37,28 +38,38 @@ _LONGEST_REQUEST = 2**20
 
 
 def farspan_run(
-    words: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout_s: float = 200.0
+    words: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 200.0,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `farspan run` with these words after it, in this folder; returns how the launcher ended, and its outputs.
+    """Runs `farspan run` with these words after it; returns how the launcher ended, and its outputs.
 
     Args:
         words: The options of `farspan run`, a python file, and its arguments.
         environment: More variables.
-        timeout_s: When the launcher is killed, and with it its ranks.
+        timeout_s: When the launcher is killed, and with it its ranks: the error shows the stacks of all of them.
+        folder: Where it runs, if not in the current one.
     """
     words = [f"{SOURCES}/farspan/__main__.py", "run", *words]
     variables = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", **(environment or {})}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = outputs(Path(folder), 0)
-        process = start(0, _launch, words, variables, os.getcwd(), *map(str, paths))
+    with tempfile.TemporaryDirectory() as shown:
+        paths = outputs(Path(shown), 0)
+        process = start(0, _launch, words, variables, str(folder or Path.cwd()), *map(str, paths))
         process.join(timeout_s)
         is_late = process.exitcode is None
-        if is_late:
+        if is_late and process.pid is not None:
+            show_stacks(descendants(process.pid))
+            process.join(PATIENCE_S)  # the launcher ends after its ranks
+            show_stacks([process.pid] if process.exitcode is None else [])
+            process.join(PATIENCE_S)
             process.kill()
             process.join()
         out, err = (path.read_text(errors="replace") if path.exists() else "" for path in paths)
+        stacks = [f"{path.name}:\n{path.read_text()}" for path in sorted(Path(shown).glob("stacks of *"))]
     if is_late:
-        raise subprocess.TimeoutExpired(words, timeout_s, out, err)
+        raise AssertionError("\n".join([f"not ended after {timeout_s} s: {words}", out, err, *stacks]))
     return subprocess.CompletedProcess(words, process.exitcode or 0, out, err)
 
 
@@ -67,6 +78,7 @@ def _launch(words: list[str], variables: Mapping[str, str], folder: str, stdout:
     files = [os.open(os.devnull, os.O_RDONLY)]
     files += [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in (stdout, stderr)]
     os.chdir(folder)
+    _Forked.stacks = os.path.dirname(stderr)
     _Forked.nursery = _open_nursery()
     rank_process: Any = __import__("farspan.launch.rank_process", fromlist=["subprocess"])
     rank_process.subprocess = types.SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Forked)
@@ -78,6 +90,9 @@ def _become(words: list[str], variables: Mapping[str, str], files: Sequence[int]
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    name = f"rank {variables['FARSPAN_RANK']}" if "FARSPAN_RANK" in variables else "the launcher"
+    path = f"{_Forked.stacks}/stacks of {name}, process {os.getpid()}"
+    show_stacks_at_end(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     os.environ.clear()
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -139,6 +154,8 @@ class _Forked:
     """What the launcher needs of subprocess.Popen."""
 
     nursery: socket.socket
+    stacks: str
+    """The folder in which each process shows its stacks."""
     _one_at_a_time = threading.Lock()
 
     def __init__(

@@ -6,6 +6,7 @@ A worker of pytest-xdist uses those of the process that started it: imported onc
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
@@ -14,10 +15,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-__all__ = ["NUM_SERVERS", "open_to_others", "start", "use", "wait_for_servers"]
+__all__ = ["NUM_SERVERS", "open_to_others", "preload", "start", "use", "wait_for_servers"]
 
 NUM_SERVERS = 3
-_PRELOADED = ["farspan.api", "torch._dynamo", "torch.distributed.fsdp"]  # and what they import
+_PRELOADED = ["farspan.api", "torch._dynamo", "torch.distributed.fsdp", "tests.support.warm.frozen"]
 _ADDRESS = ("_forkserver_address", "_forkserver_authkey")  # the second is of newer Pythons
 _context = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
@@ -47,6 +48,12 @@ def open_to_others() -> list[dict[str, Any]]:
 def use(given: list[Mapping[str, Any]]) -> None:
     """Lets this process use the servers of another one."""
     _given[:] = given
+
+
+def preload() -> None:
+    """Imports here what the servers import."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
 
 
 def start(server: int, target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
