@@ -66,7 +66,7 @@ class Candidate:
 
 
 def plant(root: Path, tree: Path, *, num_faults: int, seed: int, blocks: bool) -> list[Point]:
-    """Copies the files that git would commit, with faults in them; the table of points is `mutants.json` in the copy."""
+    """Copies what git would commit, with faults in it; the table of points is `mutants.json` in the copy."""
     if tree.exists():
         shutil.rmtree(tree)
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

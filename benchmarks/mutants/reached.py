@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Map", "Reached", "Test", "bits", "read_map", "read_reached"]
+__all__ = ["Map", "Reached", "MappedTest", "bits", "read_map", "read_reached"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Test:
+class MappedTest:
     """A test, or what tests share.
 
     Attributes:
@@ -57,18 +57,20 @@ class Map:
         collected: A bit for each point that is reached as the tests are collected.
     """
 
-    tests: dict[str, Test]
-    shared: dict[str, Test]
+    tests: dict[str, MappedTest]
+    shared: dict[str, MappedTest]
     collected: int
 
     @functools.cached_property
     def whole_masks(self) -> dict[str, int]:
         """The points that each test reaches, with what it shares."""
-        return {name: _union([test.mask, *(each.mask for each in self.uses_of(test))]) for name, test in self.tests.items()}
+        return {
+            name: _union([test.mask, *(each.mask for each in self.uses_of(test))]) for name, test in self.tests.items()
+        }
 
-    def uses_of(self, test: Test) -> list[Test]:
+    def uses_of(self, test: MappedTest) -> list[MappedTest]:
         """What a test shares with others, and what that shares."""
-        found: dict[str, Test] = {}
+        found: dict[str, MappedTest] = {}
         left = list(test.uses)
         while left:
             name = left.pop()
@@ -109,8 +111,8 @@ def read_reached(file: Path, *, without_cpu_of: int = 0) -> Reached:
 
 def read_map(files: Iterable[Path]) -> Map:
     """Reads the rows of several files; a later row of a test takes the place of an earlier one."""
-    tests: dict[str, Test] = {}
-    shared: dict[str, Test] = {}
+    tests: dict[str, MappedTest] = {}
+    shared: dict[str, MappedTest] = {}
     collected = 0
     for file in sorted(files):
         for line in file.read_text().splitlines():
@@ -121,7 +123,7 @@ def read_map(files: Iterable[Path]) -> Map:
             if "collected" in row:
                 collected |= int(row["collected"], 16)
                 continue
-            test = Test(
+            test = MappedTest(
                 name=row.get("test") or row["shared"],
                 outcome=row.get("outcome", "passed"),
                 wall_s=row["wall_s"],

@@ -5,9 +5,9 @@
     {"collected": "3c"}
 
 Several tests may share what the first of them computes: a function of the tests with a cache, a fixture of a module.
-That is a row of its own, which the tests that ask for it name: none of them is cheaper than the others, or reaches more,
-because another one came first. A test's own figures are without it. `reached` has a bit for each point, as a hexadecimal
-number. Processor time is this process's own and that of the processes of the test that end by themselves.
+That is a row of its own, which the tests that ask for it name: none of them is cheaper than the others, or reaches
+more, because another one came first. A test's own figures are without it. `reached` has a bit for each point, as a
+hexadecimal number. Processor time is this process's own and that of the processes of the test that end by themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.mutants.reached import read_reached
 
 __all__: list[str] = []

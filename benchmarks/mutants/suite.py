@@ -15,7 +15,12 @@ from benchmarks.mutants.reached import Map, read_map
 
 __all__ = ["map_tests", "pytest_command", "read_rows", "refresh_tool"]
 
-_READ_SOURCES = ("tests/test_imports.py", "tests/test_docs.py", "tests/test_api_names.py", "tests/benchmarks/test_mutants.py")
+_READ_SOURCES = (
+    "tests/test_imports.py",
+    "tests/test_docs.py",
+    "tests/test_api_names.py",
+    "tests/benchmarks/test_mutants.py",
+)
 """Tests of the texts of sources, which are other texts in the tree."""
 _LONGEST_TEST_S = 900
 
@@ -67,6 +72,8 @@ def map_tests(tree: Path, folder: Path, paths: Sequence[str], *, num_workers: in
             if process.returncode not in (0, 1, 5) and num_tries < 3:
                 _note_death(folder, worker)
                 waiting.append((chunk, num_tries + 1))
+    for file in (*folder.glob("*.reached"), *folder.glob("*.start"), *folder.glob("*.collected")):
+        file.unlink(missing_ok=True)  # of servers, which end last
 
 
 def _files(tree: Path, paths: Sequence[str]) -> list[str]:
