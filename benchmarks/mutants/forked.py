@@ -11,6 +11,7 @@ process's own; what a fork has started is ended with it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -19,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +31,8 @@ from benchmarks.mutants.reached import bits, read_reached
 from hypothesis import settings
 
 __all__: list[str] = []
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,7 @@ class _Hunt:
         self._limits: dict[str, float] = order["limits_s"]
         self._items = {item.nodeid: item for item in session.items}
         self._folder = Path(order["folder"])
-        self._given = servers.open_to_others()
+        self._given: list[Mapping[str, Any]] = [*servers.open_to_others()]
         servers.wait_for_servers(servers.NUM_SERVERS)
 
     def run(self) -> None:
@@ -170,6 +173,7 @@ class _Hunt:
         from tests.support.warm import servers
 
         os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -240,7 +240,7 @@ class _Planter(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         planted = self._faults.get(id(node), [])
         wrong = {number: self._change(number, candidate) for number, candidate in planted}  # of the node as it was
-        result = self.generic_visit(node)
+        result: Any = self.generic_visit(node)
         for number, change in wrong.items():
             active = ast.Call(ast.Name(SWITCH, ast.Load()), [ast.Constant(number)], [])
             if change is None:

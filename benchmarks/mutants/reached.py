@@ -10,6 +10,9 @@ from pathlib import Path
 
 __all__ = ["Map", "Reached", "MappedTest", "bits", "read_map", "read_reached"]
 
+_OF_ALL = "tests.support.warm."
+"""Servers, which all tests share: they are started once, and cost none of them anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
@@ -123,8 +126,11 @@ def read_map(files: Iterable[Path]) -> Map:
             if "collected" in row:
                 collected |= int(row["collected"], 16)
                 continue
+            name = row.get("test") or row["shared"]
+            if name.startswith(_OF_ALL):
+                continue
             test = MappedTest(
-                name=row.get("test") or row["shared"],
+                name=name,
                 outcome=row.get("outcome", "passed"),
                 wall_s=row["wall_s"],
                 cpu_s=row["cpu_s"],

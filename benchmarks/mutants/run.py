@@ -11,6 +11,7 @@ quick    all of these with few faults, over the tests of two rooms
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -192,6 +193,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what it has started ends, too
     args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
     args.act(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +58,24 @@ def map_tests(tree: Path, folder: Path, paths: Sequence[str], *, num_workers: in
     files = _files(tree, paths)
     chunks = [files[start :: max(1, -(-len(files) // num_files))] for start in range(-(-len(files) // num_files))]
     running: dict[int, tuple[subprocess.Popen[bytes], list[str], int]] = {}
+    try:
+        _run_chunks(tree, folder, chunks, num_workers, running)
+    finally:
+        for process, _, _ in running.values():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for file in (*folder.glob("*.reached"), *folder.glob("*.start"), *folder.glob("*.collected")):
+            file.unlink(missing_ok=True)  # of servers, which end last
+
+
+def _run_chunks(
+    tree: Path,
+    folder: Path,
+    chunks: Sequence[list[str]],
+    num_workers: int,
+    running: dict[int, tuple[subprocess.Popen[bytes], list[str], int]],
+) -> None:
+    """Runs files of tests; `running` has the processes of this moment, their files, and how often they have died."""
     waiting = [(chunk, 0) for chunk in chunks]
     while waiting or running:
         while waiting and len(running) < num_workers:
@@ -68,12 +87,10 @@ def map_tests(tree: Path, folder: Path, paths: Sequence[str], *, num_workers: in
             if process.poll() is None:
                 continue
             del running[worker]
-            print(f"{len(chunk)} files, exit code {process.returncode}, {len(waiting)} times as many wait", flush=True)
+            print(f"{len(chunk)} files, exit code {process.returncode}; {len(waiting)} times as many wait", flush=True)
             if process.returncode not in (0, 1, 5) and num_tries < 3:
                 _note_death(folder, worker)
                 waiting.append((chunk, num_tries + 1))
-    for file in (*folder.glob("*.reached"), *folder.glob("*.start"), *folder.glob("*.collected")):
-        file.unlink(missing_ok=True)  # of servers, which end last
 
 
 def _files(tree: Path, paths: Sequence[str]) -> list[str]:
