@@ -101,7 +101,7 @@ def hunt(
         "digest": digest,
     }
     order.write_text(json.dumps(content))
-    files = sorted({name.partition("::")[0] for name in used})
+    files = sorted({"src" if name.startswith("src/") else name.partition("::")[0] for name in used})
     command, environment = pytest_command(tree, "benchmarks.mutants.forked", ["-s", *files])
     with (folder / "hunt.log").open("ab") as log:
         return subprocess.run(

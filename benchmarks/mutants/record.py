@@ -167,6 +167,11 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
         _recorder.end({"shared": _name_of(fixturedef)})
 
 
+def pytest_sessionfinish() -> None:
+    """A process that ends in a test leaves this file behind."""
+    _rows.with_suffix(".current").unlink(missing_ok=True)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """The worst of the outcomes of setup, call and teardown."""
     _outcomes[report.nodeid] = max(_outcomes.get(report.nodeid, "passed"), report.outcome, key=_WORSE.index)

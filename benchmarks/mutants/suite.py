@@ -24,6 +24,9 @@ _READ_SOURCES = (
 )
 """Tests of the texts of sources, which are other texts in the tree."""
 _LONGEST_TEST_S = 900
+_USAGE_ERROR = 4
+_MOST_DEATHS = 3
+"""Of the processes that run the same files."""
 
 
 def pytest_command(tree: Path, plugin: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -56,7 +59,11 @@ def map_tests(tree: Path, folder: Path, paths: Sequence[str], *, num_workers: in
         num_files: Files of tests that a process runs.
     """
     files = _files(tree, paths)
+    examples = [name for name in files if name.startswith("src")]
+    files = [name for name in files if name not in examples]
     chunks = [files[start :: max(1, -(-len(files) // num_files))] for start in range(-(-len(files) // num_files))]
+    if examples:  # together: what pytest imports first is an attribute of its package
+        chunks.append(examples)
     running: dict[int, tuple[subprocess.Popen[bytes], list[str], int]] = {}
     try:
         _run_chunks(tree, folder, chunks, num_workers, running)
@@ -88,20 +95,19 @@ def _run_chunks(
                 continue
             del running[worker]
             print(f"{len(chunk)} files, exit code {process.returncode}; {len(waiting)} times as many wait", flush=True)
-            if process.returncode not in (0, 1, 5) and num_tries < 3:
-                _note_death(folder, worker)
+            if process.returncode == _USAGE_ERROR:
+                sys.exit(f"pytest does not take {' '.join(chunk)}: see {folder / f'map{worker}.log'}")
+            if _note_death(folder, worker) and num_tries < _MOST_DEATHS:
                 waiting.append((chunk, num_tries + 1))
 
 
 def _files(tree: Path, paths: Sequence[str]) -> list[str]:
-    """The files of tests, and the modules that have examples in their docstrings."""
+    """The files of tests, and folders of modules, which may have examples in their docstrings."""
     found: list[str] = []
     for path in paths:
         whole = tree / path
-        if whole.is_dir():
-            names = sorted(whole.rglob("test_*.py")) + sorted(
-                file for file in whole.rglob("*.py") if path.startswith("src") and ">>> " in file.read_text()
-            )
+        if whole.is_dir() and not path.startswith("src"):
+            names = sorted(whole.rglob("test_*.py"))
             found += [name.relative_to(tree).as_posix() for name in names if "programs" not in name.parts[:-1]]
         else:
             found.append(path)
@@ -123,11 +129,14 @@ def _start(tree: Path, folder: Path, files: Sequence[str], worker: int) -> subpr
         )
 
 
-def _note_death(folder: Path, worker: int) -> None:
-    """A row for the test in which the process ended."""
+def _note_death(folder: Path, worker: int) -> bool:
+    """Whether the process ended in a test, which gets a row."""
     rows = folder / f"map{worker}.jsonl"
     current = rows.with_suffix(".current")
-    if current.exists() and (name := current.read_text()) not in read_rows(folder).tests:
+    if not current.exists():
+        return False
+    if (name := current.read_text()) not in read_rows(folder).tests:
         with rows.open("a") as file:
             row = {"test": name, "outcome": "died", "wall_s": _LONGEST_TEST_S, "cpu_s": 0, "reached": "0", "uses": []}
             file.write(f"\n{json.dumps(row)}\n")
+    return True
