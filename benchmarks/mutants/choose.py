@@ -14,7 +14,10 @@ from pathlib import Path
 
 from benchmarks.mutants.reached import Map
 
-__all__ = ["Choice", "LeftOut", "choose", "left_out_lines"]
+__all__ = ["Choice", "LeftOut", "choose", "left_out_by_hand", "left_out_lines", "write_list"]
+
+_CHOSEN = "# By benchmarks/mutants: others notice the same for less."
+"""What follows this line in the list is written by `select`; what stands before it, by people."""
 
 _BLOCKS_OF_A_FAULT = 200
 _LEAST_COST_S = 0.02
@@ -104,6 +107,16 @@ def choose(tests: Map, witnesses: Mapping[int, Collection[str]], blocks: int, *,
     choice.num_blocks, choice.num_blocks_of_all = covered.bit_count(), every.bit_count()
     choice.unnoticed = sorted(fault for fault, names in witnesses.items() if names and fault not in caught)
     return choice
+
+
+def left_out_by_hand(file: Path) -> str:
+    """The part of the list that people write: tests that take too long to be mapped."""
+    return file.read_text().partition(_CHOSEN)[0] if file.exists() else ""
+
+
+def write_list(file: Path, lines: Iterable[str]) -> None:
+    """Writes the part of the list that is chosen."""
+    file.write_text(f"{left_out_by_hand(file)}{_CHOSEN}\n" + "".join(f"{line}\n" for line in lines))
 
 
 def left_out_lines(names: Iterable[str], chosen: Collection[str]) -> list[str]:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mutants.choose import left_out_by_hand
 from benchmarks.mutants.rules import OF_EXPRESSIONS, OF_STATEMENTS, Place, is_log
 
 __all__ = ["SWITCH", "Point", "candidates_in", "plant", "points_of", "rewrite"]
@@ -75,6 +76,9 @@ def plant(root: Path, tree: Path, *, num_faults: int, seed: int, blocks: bool) -
         if (root / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, tree / name, follow_symlinks=False)
+    left_out = tree / "tests" / "left_to_test_all.txt"
+    left_out.parent.mkdir(parents=True, exist_ok=True)
+    left_out.write_text(left_out_by_hand(left_out))
     package = tree / "src" / "farspan"
     modules = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py")) if _is_open(path, package)}
     drawn = _draw({path: candidates_in(module) for path, module in modules.items()}, package, num_faults, seed)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.common import finish  # noqa: E402
-from benchmarks.mutants.choose import LeftOut, choose, left_out_lines  # noqa: E402
+from benchmarks.mutants.choose import LeftOut, choose, left_out_lines, write_list  # noqa: E402
 from benchmarks.mutants.hunt import hunt, read_hunt, tests_of  # noqa: E402
 from benchmarks.mutants.plant import plant, points_of  # noqa: E402
 from benchmarks.mutants.suite import map_tests, read_rows, refresh_tool  # noqa: E402
@@ -68,7 +68,7 @@ def run_select(args: argparse.Namespace) -> None:
     choice = choose(tests, witnesses, blocks, limit_s=args.limit_s)
     passed = [name for name, test in tests.tests.items() if test.outcome == "passed"]
     lines = left_out_lines(passed, set(choice.chosen))
-    args.list.write_text("".join(f"{line}\n" for line in lines))
+    write_list(args.list, lines)
     for point in points:
         if point.number in choice.unnoticed:
             print(f"noticed by none of them: {point.file}:{point.line}, {point.rule}")

@@ -31,7 +31,7 @@ _MOST_DEATHS = 3
 
 def pytest_command(tree: Path, plugin: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a run of tests in the tree, whose folder it is to be run in."""
-    command = [sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider", "-q", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider", "-q", "--tier=quick"]
     command += ["-o", f"timeout={_LONGEST_TEST_S}", *(f"--ignore={name}" for name in _READ_SOURCES), *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MUTANTS_")}
     path = os.pathsep.join([str(tree / "src"), str(tree)])
