@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
-from tests.support.tiers import LIST, Tiers
 from tests.support.warm import servers
+from tests.tiers.tiers import LIST, Tiers
 
 # Most tests are about what is recorded, also in one process; tests/alone is about one that records nothing.
 os.environ["FARSPAN_RECORD"] = "1"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.hangs import SETUP, ended_in_time
+from tests.hangs.hangs import SETUP, ended_in_time
 from tests.support.warm.commands import farspan_run
 
 import farspan

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from tests.comm.local import LocalNetwork, LocalTransport
-from tests.support.hangs import PATIENCE_S, show_stacks, show_stacks_at_end, stacks_of
+from tests.hangs.hangs import PATIENCE_S, show_stacks, show_stacks_at_end, stacks_of
 from tests.support.side import connect, open_hubs
 from tests.support.warm.servers import NUM_SERVERS, start, wait_for_servers
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+from tests.hangs.hangs import ended_in_time
 from tests.launch.roles.roles import RunOfRoles
-from tests.support.hangs import ended_in_time
 from tests.support.launcher import TIMEOUT_S
 
 from farspan.launch.hosts.address import free_port

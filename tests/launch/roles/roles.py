@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.hangs import ended_in_time
+from tests.hangs.hangs import ended_in_time
 from tests.support.launcher import HEAD, READY, SOURCE, TIMEOUT_S, wait_until
 
 __all__ = ["RunOfRoles"]

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.hangs import PATIENCE_S, descendants, show_stacks, show_stacks_at_end
+from tests.hangs.hangs import PATIENCE_S, descendants, show_stacks, show_stacks_at_end
 from tests.support.ranks import SOURCES, ended, outputs
 from tests.support.warm.servers import start
 

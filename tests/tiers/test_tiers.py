@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiers import LIST, Tiers
+from tests.tiers.tiers import LIST, Tiers
 
 pytest_plugins = ["pytester"]
 _CONFTEST = """
-from tests.support.tiers import Tiers
+from tests.tiers.tiers import Tiers
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("quick", "all"), default="all")
