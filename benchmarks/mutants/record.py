@@ -28,7 +28,7 @@ from benchmarks.mutants.reached import read_reached
 __all__: list[str] = []
 
 _rows = Path(os.environ.get("MUTANTS_ROWS", "rows.jsonl"))
-_done = frozenset(os.environ["MUTANTS_DONE"].split("\n")) if os.environ.get("MUTANTS_DONE") else frozenset()
+_done = frozenset(Path(os.environ["MUTANTS_DONE"]).read_text().split("\n") if "MUTANTS_DONE" in os.environ else ())
 
 
 class _Scope:

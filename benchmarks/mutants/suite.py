@@ -117,9 +117,11 @@ def _files(tree: Path, paths: Sequence[str]) -> list[str]:
 def _start(tree: Path, folder: Path, files: Sequence[str], worker: int) -> subprocess.Popen[bytes]:
     command, environment = pytest_command(tree, "benchmarks.mutants.record", files)
     rows = folder / f"map{worker}.jsonl"
+    done = folder / f"map{worker}.done"
+    done.write_text("\n".join(read_rows(folder).tests))
     environment |= {
         "MUTANTS_ROWS": str(rows),
-        "MUTANTS_DONE": "\n".join(read_rows(folder).tests),
+        "MUTANTS_DONE": str(done),
         "MUTANTS_REACHED": str(folder / f"map{worker}.start"),
     }
     rows.with_suffix(".current").unlink(missing_ok=True)
