@@ -48,7 +48,7 @@ def build() -> nn.Sequential:
 
 def train(rank: int, story: Callable[[int, nn.Sequential], object], models: list[nn.Sequential]) -> None:
     model = models[rank]
-    farspan.distribute(model, measure=False)
+    farspan.distribute(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
         optimizer.zero_grad()

@@ -56,7 +56,7 @@ def test_a_run_on_fakes_leaves_no_weak_reference_to_what_it_met() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x - average
 
-    model = farspan.distribute(nn.Sequential(nn.Linear(8, 8), Centred()), measure=False)
+    model = farspan.distribute(nn.Sequential(nn.Linear(8, 8), Centred()))
     gc.disable()
     try:
         for size in (2, 3, 4, 5):  # on fakes, and with symbols in the place of sizes

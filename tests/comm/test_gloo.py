@@ -13,7 +13,7 @@ import torch, farspan
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = farspan.distribute(nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)]))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 x = torch.randn(4 * 4096, 16)
 

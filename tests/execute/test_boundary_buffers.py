@@ -54,7 +54,7 @@ def most_buffers(num_ranks: int, num_micro_batches: int, *, is_training: bool) -
     models = [Chain(2 * num_ranks) for _ in range(num_ranks)]
 
     def program(rank: int) -> CountedBuffers:
-        model = farspan.distribute(models[rank], measure=False)
+        model = farspan.distribute(models[rank])
         engine = current_engine()
         assert engine is not None
         counted = CountedBuffers()

@@ -101,7 +101,7 @@ def test_between_steps_nothing_of_the_last_one_is_there() -> None:
 
     gc.disable()
     try:
-        left = on_ranks(1, lambda model: program(farspan.distribute(model, measure=False)))[0]
+        left = on_ranks(1, lambda model: program(farspan.distribute(model)))[0]
     finally:
         gc.enable()
     assert left == [0] * 5

@@ -59,7 +59,7 @@ def test_a_report_that_cannot_be_kept_is_one_warning(caplog, monkeypatch, tmp_pa
     monkeypatch.setattr(logging.getLogger("farspan"), "propagate", False)
 
     def program(model: nn.Module) -> None:
-        steps(farspan.distribute(model, measure=False), torch.optim.SGD(model.parameters(), 0.1), 11)
+        steps(farspan.distribute(model), torch.optim.SGD(model.parameters(), 0.1), 11)
 
     on_ranks(2, program)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [

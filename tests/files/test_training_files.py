@@ -19,7 +19,7 @@ import farspan
 
 logging.basicConfig(level=logging.INFO, filename="train.log", format="%(message)s")
 torch.manual_seed(0)
-model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 x, first = torch.randn(4, 8), 0
 if os.path.exists("last.pt"):
@@ -175,7 +175,7 @@ rows = csv.writer(open("log.csv", "w"))
 data = open("log.bin", "wb")
 net = Net()
 net.log = open("log.txt", "w")
-model = farspan.distribute(net, measure=False)
+model = farspan.distribute(net)
 for step in range(3):
     loss = model(torch.ones(1, 2)).sum()
     loss.backward()

@@ -139,7 +139,7 @@ class Interrupted(nn.Linear):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the background ignores it
 model = nn.Sequential(nn.Linear(2, 2), Interrupted(2, 2))
-farspan.distribute(model, measure=False)
+farspan.distribute(model)
 model(torch.ones(1, 2))
 print('not reached')
 """

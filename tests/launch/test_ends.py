@@ -17,7 +17,7 @@ import farspan
 
 rank = int(os.environ["RANK"])
 torch.manual_seed(0)
-model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 def train():

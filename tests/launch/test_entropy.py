@@ -37,7 +37,7 @@ def train():
     names = torch.tensor([float(name.split()[1]) for name in order])[:16, None]
     data = torch.rand(32, 8)[torch.from_numpy(rows)] + names
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
-    model = farspan.distribute(model, measure=False)
+    model = farspan.distribute(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4, shuffle=True)
     losses = []

@@ -59,9 +59,7 @@ def test_exit_code_is_the_culprit_s(job):
 def test_exit_code_is_that_of_the_rank_that_leaves_the_others(job, leaves):
     """Both find then that their programs differ: the other one waits for a step that this one will not begin."""
     script = "import torch, farspan\n"
-    script += (
-        "model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), measure=False)\n"
-    )
+    script += "model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))\n"
     script += "for step in range(2):\n    model(torch.ones(2, 4)).sum().backward()\n    farspan.flush()\n"
     script += f"    if step == 0 and rank == {leaves}: sys.exit(3)\n"
     code, _, err = job.run(script)
@@ -279,7 +277,7 @@ def test_a_folder_stays_for_who_still_uses_it(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_sigusr1_of_the_launcher_shows_where_every_rank_is(job):
     script = "import torch, farspan\nfrom torch import nn\n"
-    script += "model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), measure=False)\n"
+    script += "model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))\n"
     script += READY + "def stand():\n    while True: time.sleep(0.1)\nif rank == 1: stand()\n"
     script += "model(torch.ones(1, 2)).sum().item()\n"
     job.start(script)

@@ -24,7 +24,7 @@ def get_world_size():
 
 def train(steps=2):
     torch.manual_seed(0)
-    model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)], nn.Linear(4, 1)), measure=False)
+    model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)], nn.Linear(4, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * get_world_size())
     for _ in range(steps):
         optimizer.zero_grad()

@@ -30,7 +30,7 @@ TRAINS = """
 import json, torch, farspan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]))
 class ByHand:  # it has no state, and needs none of what torch loads for its optimizers
     def zero_grad(self): model.zero_grad()
     @torch.no_grad()

@@ -30,7 +30,7 @@ def test_one_backward_goes_through_two_micro_batches_with_a_frozen_module() -> N
 
     def program(rank: int) -> list[Any]:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False)
+        farspan.distribute(own)
         return train(own)
 
     assert run_threads(2, program) == [expected, expected]
@@ -59,7 +59,7 @@ def test_a_module_is_called_frozen_and_trained_in_one_backward() -> None:
 
     def program(rank: int) -> list[Any]:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False)
+        farspan.distribute(own)
         return train(own)
 
     assert run_threads(2, program) == [expected, expected]

@@ -43,7 +43,7 @@ def test_an_l1_loss_has_its_weights(num_ranks: int) -> None:
 
     def program(rank: int) -> list[Any]:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False)
+        farspan.distribute(own)
         return train(own)
 
     assert all(found == expected for found in run_threads(num_ranks, program))

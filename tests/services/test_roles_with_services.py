@@ -30,7 +30,7 @@ if role == 'actor':
         buffer.add({'x': torch.full((4, 8), float(rank + step))})
     sys.exit()
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
-model = farspan.distribute(model, measure=False)
+model = farspan.distribute(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 buffer = Buffer()
 if rank == 0: farspan.expose('buffer', buffer)
@@ -117,7 +117,7 @@ def test_a_wait_for_a_service_that_never_comes_names_what_there_is(job):
 TWO_WORLDS = """
 import time, torch
 from torch import nn
-model = farspan.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), measure=False)
+model = farspan.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
 with torch.no_grad(): value = model(torch.ones(1, 4)).sum().item()
 class Result:
     def take(self, value): print('taken', value == value)

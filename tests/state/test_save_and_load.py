@@ -47,7 +47,7 @@ class Program:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-        self.model = farspan.distribute(self.model, plan=plan, measure=False, data_parallel=num_groups)
+        self.model = farspan.distribute(self.model, plan=plan, data_parallel=num_groups)
         named = list(self.model.named_parameters())
         matrices = [item for name, item in named if name.endswith("weight")]
         others = [item for name, item in named if not name.endswith("weight")]

@@ -256,17 +256,15 @@ def ended(script: str) -> int:
 
 
 @functools.cache
-def differences(script: str, group: str, num_processes: int, *, is_measured: bool = True) -> list[dict[str, Any]]:
+def differences(script: str, group: str, num_processes: int) -> list[dict[str, Any]]:
     """What each rank finds, by name (different from the plain program, say): the last line that `script group` prints.
 
     Args:
         script: Of tests/programs.
         group: Of the programs in it.
         num_processes: How many ranks.
-        is_measured: Whether automatic plans are searched again from a measured step.
     """
-    environment = {} if is_measured else {"FARSPAN_MEASURE": "0"}
-    finished = run_processes(num_processes, script, [group], environment=environment)
+    finished = run_processes(num_processes, script, [group])
     assert [process.stderr for process in finished if process.code] == []
     return [json.loads(process.stdout.splitlines()[-1]) for process in finished]
 

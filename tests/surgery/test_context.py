@@ -92,8 +92,8 @@ def train(model: nn.Module) -> Any:
     ],
 )
 def test_what_is_around_in_a_container_holds_where_the_call_runs(around: Around, num_ranks: int) -> None:
-    assert_same_as_plainly(lambda: Attention(around), train, num_ranks, measure=False)
-    assert_same_as_plainly(Attention, lambda model: _around_all(around, model), num_ranks, measure=False)
+    assert_same_as_plainly(lambda: Attention(around), train, num_ranks)
+    assert_same_as_plainly(Attention, lambda model: _around_all(around, model), num_ranks)
 
 
 def _around_all(around: Around, model: nn.Module) -> Any:
@@ -113,7 +113,7 @@ def _around_all(around: Around, model: nn.Module) -> Any:
     ],
 )
 def test_flags_are_set_again_when_the_call_runs(around: Around) -> None:
-    assert_same_as_plainly(lambda: Attention(around), train, 1, measure=False)
+    assert_same_as_plainly(lambda: Attention(around), train, 1)
 
 
 def test_a_leaf_makes_tensors_of_the_default_type_of_its_call() -> None:
@@ -151,7 +151,7 @@ def test_a_leaf_makes_tensors_of_the_default_type_of_its_call() -> None:
 )
 def test_what_looks_at_data_of_all_stages_is_a_named_error(program: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(RecordError, match=words):
-        run_threads(2, lambda rank: program(farspan.distribute(Attention(), measure=False)))
+        run_threads(2, lambda rank: program(farspan.distribute(Attention())))
 
 
 def under(mode: contextlib.AbstractContextManager[Any], call: Callable[[], Any]) -> Any:
@@ -240,4 +240,4 @@ def test_an_exception_that_a_module_raises_can_be_caught(num_ranks: int) -> None
             seen.append(loss.item())
         return seen
 
-    assert_same_as_plainly(build, program, num_ranks, measure=False)
+    assert_same_as_plainly(build, program, num_ranks)

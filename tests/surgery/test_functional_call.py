@@ -140,4 +140,4 @@ def of_what_lies_between(model: nn.Module) -> Any:
     ids=lambda program: program.__name__,
 )
 def test_a_call_uses_the_tensors_that_are_there(program: Callable[[nn.Module], Any], num_ranks: int) -> None:
-    assert_same_as_plainly(Net, program, num_ranks, measure=False)
+    assert_same_as_plainly(Net, program, num_ranks)

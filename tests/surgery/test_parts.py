@@ -164,7 +164,7 @@ def registered(model: Any) -> Any:
     ids=lambda program: program.__name__,
 )  # fmt: skip
 def test_training_goes_on_with_what_is_there(program: Callable[[Any], Any], num_ranks: int) -> None:
-    assert_same_as_plainly(Net, program, num_ranks, measure=False)
+    assert_same_as_plainly(Net, program, num_ranks)
 
 
 def test_a_model_that_changes_while_it_is_measured_stays_where_it_is() -> None:

@@ -188,7 +188,7 @@ def test_what_is_written_is_in_the_storage_that_the_program_holds(hold: Any) -> 
         with torch.no_grad():
             for parameter in layers.parameters():
                 parameter.fill_(1.0)
-        model = farspan.distribute(layers, plan={"0": "rank:0", "1": "rank:1"}, measure=False)
+        model = farspan.distribute(layers, plan={"0": "rank:0", "1": "rank:1"})
         best = torch.zeros(2)
         held = hold(best)
         with torch.no_grad():

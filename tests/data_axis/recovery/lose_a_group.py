@@ -92,7 +92,7 @@ def main(folder: str, num_groups: int, *kills: str) -> None:
         if (step, moment) in moments and is_first_start:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    model = farspan.distribute(build(), data_parallel=num_groups, measure=False)
+    model = farspan.distribute(build(), data_parallel=num_groups)
     group = farspan.data_rank()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses: list[float] = []

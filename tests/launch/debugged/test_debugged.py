@@ -16,7 +16,7 @@ from farspan.cli.main import main
 TRAIN = """
 import torch, farspan
 torch.manual_seed(0)
-model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)), measure=False)
+model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)))
 for step in range(3):  # without an optimizer, for which torch loads much
     model.zero_grad()
     loss = model(torch.randn(4, 8)).pow(2).mean()

@@ -23,7 +23,7 @@ nn.Linear(64, 64)(x).sum().backward()  # the session has computed before
 model, losses = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), []
 
 def train(num_steps, *, name, distribute=farspan.distribute):
-    net = distribute(model, measure=False) if distribute else model
+    net = distribute(model) if distribute else model
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(num_steps):
         if name == "fails" and step and farspan.rank() == 1:

@@ -17,7 +17,7 @@ import os, signal, sys, time, torch, farspan
 from torch import nn
 rank = int(os.environ["FARSPAN_RANK"])
 torch.manual_seed(0)
-model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), data_parallel=2, measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), data_parallel=2)
 group = farspan.data_rank()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 for step in range(6):
@@ -36,7 +36,7 @@ import os, sys, time, torch, farspan
 from torch import nn
 start = os.environ["FARSPAN_RESTART"]
 torch.manual_seed(0)
-model = farspan.distribute(nn.Linear(8, 8), data_parallel=int(os.environ["FARSPAN_WORLD_SIZE"]), measure=False)
+model = farspan.distribute(nn.Linear(8, 8), data_parallel=int(os.environ["FARSPAN_WORLD_SIZE"]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 step = farspan.load("checkpoints", model=model, optimizer=optimizer).step if farspan.latest("checkpoints") else 0
 print("begins at", step, "start", start, flush=True)

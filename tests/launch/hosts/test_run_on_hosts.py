@@ -26,7 +26,7 @@ import os, sys, time, torch, farspan
 from torch import nn
 rank, start = int(os.environ["FARSPAN_RANK"]), os.environ.get("FARSPAN_RESTART", "0")
 torch.manual_seed(0)
-model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 step = 0
 if farspan.latest("checkpoints"):

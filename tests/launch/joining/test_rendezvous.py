@@ -25,7 +25,7 @@ from farspan.torch_private.groups import FileStore, PrefixStore
 DISTRIBUTES = """
 import farspan
 from torch import nn
-farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), measure=False)
+farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
 """
 WAITS_UNTIL = "while not any(name.startswith('{note}') for name in os.listdir(os.environ['FARSPAN_RUN_FOLDER'])):\n"
 WAITS_UNTIL += "    time.sleep(0.01)\n"

@@ -21,7 +21,7 @@ import farspan
 
 num_steps, pause_s = int(os.environ["STEPS"]), float(os.environ["PAUSE"])
 torch.manual_seed(0)
-model = farspan.distribute(nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)]))
 for step in range(num_steps):  # without an optimizer, for which torch loads much
     model.zero_grad()
     for _ in range(2):

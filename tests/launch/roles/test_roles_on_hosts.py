@@ -52,7 +52,7 @@ log = Log()
 if rank == 0: farspan.expose('log', log)
 import torch
 from torch import nn
-model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), measure=False)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
 for step in range(2):  # without an optimizer, for which torch loads much
     model.zero_grad()
     model(torch.ones(2, 4)).square().mean().backward()

@@ -24,7 +24,7 @@ if rank == 2:
     print("heard:", sorted(found), flush=True)
 else:
     torch.manual_seed(0)
-    model = farspan.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), comm=comm, measure=False)
+    model = farspan.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), comm=comm)
     assert farspan.rank() == 1 - rank
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2):
@@ -32,7 +32,7 @@ else:
         world.send((rank, step), dest=2, tag=step)  # recorded, and not run yet
         loss.backward()
         optimizer.step()
-    farspan.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), comm=comm.Dup(), measure=False)
+    farspan.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), comm=comm.Dup())
     try:
         farspan.distribute(nn.Linear(2, 2), comm=MPI.COMM_SELF)
     except PlanError as error:

@@ -24,7 +24,7 @@ if what == "part":  # the third rank waits for something that never comes
         world.recv(source=0)
 torch.manual_seed(0)
 model = farspan.distribute(
-    nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), comm=None if what == "some" and is_one else comm, measure=False
+    nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), comm=None if what == "some" and is_one else comm
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(4):

@@ -88,4 +88,4 @@ def for_two_optimizers(model: Any) -> Any:
     "program", [carried_on, layer_by_layer, for_two_optimizers], ids=lambda program: program.__name__
 )
 def test_what_is_needed_later_is_still_there(program: Callable[[Any], Any], num_ranks: int, schedule: str) -> None:
-    assert_same_as_plainly(Recurrent, program, num_ranks, schedule=schedule, measure=False)
+    assert_same_as_plainly(Recurrent, program, num_ranks, schedule=schedule)

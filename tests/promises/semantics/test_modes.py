@@ -20,5 +20,5 @@ def test_choices_of_the_host_agree(name: str) -> None:
 @pytest.mark.parametrize("name", semantics.GROUPS["compiled"])
 def test_compiled_modules_compute_the_same_and_are_compiled(name: str) -> None:
     """Under the plan that is estimated: one that is measured may leave a rank without any compiled module."""
-    found = differences(semantics.__file__, "compiled", 2, is_measured=False)
+    found = differences(semantics.__file__, "compiled", 2)
     assert differing(found, name) == ["", ""]

@@ -189,7 +189,7 @@ def train(model: Any, loss_of: Callable[[Any, Tensor], Tensor]) -> tuple[list[fl
 )
 def test_the_same_numbers_as_in_one_process_but_for_rounding(loss_of: Callable[[Any, Tensor], Tensor]) -> None:
     wanted_losses, wanted = train(build(), loss_of)
-    for losses, found in on_ranks(2, lambda model: train(farspan.distribute(model, measure=False), loss_of), build):
+    for losses, found in on_ranks(2, lambda model: train(farspan.distribute(model), loss_of), build):
         torch.testing.assert_close(losses, wanted_losses, rtol=1e-12, atol=1e-12)
         assert found.keys() == wanted.keys()
         for name, item in wanted.items():
@@ -205,14 +205,14 @@ def test_a_module_that_writes_into_what_it_is_given() -> None:
             return nn.Sequential(nn.Linear(6, 6), Rectified(), Rectified(), nn.Linear(6, 1)).to(DTYPE)
 
     wanted_losses, wanted = train(build(), penalty)
-    for losses, found in on_ranks(2, lambda model: train(farspan.distribute(model, measure=False), penalty), build):
+    for losses, found in on_ranks(2, lambda model: train(farspan.distribute(model), penalty), build):
         torch.testing.assert_close(losses, wanted_losses, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout_after_reads"])
 def test_what_draws_draws_the_same_again(name: str) -> None:
-    for found in differences(str(PROGRAM), name, 2, is_measured=False):
+    for found in differences(str(PROGRAM), name, 2):
         assert set(found.values()) == {""}
 
 
@@ -241,7 +241,7 @@ def test_a_step_between_does_not_go_unseen() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         program(build())
     with pytest.raises(RecordError, match="create_graph=True cannot be recorded here"):
-        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+        on_ranks(2, lambda model: program(farspan.distribute(model)), build)
 
 
 class Pair(nn.Module):
@@ -280,7 +280,7 @@ def test_what_is_requested_may_be_behind_another_output() -> None:
             return Pairs().to(DTYPE)
 
     wanted = program(build())
-    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model)), build):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -363,5 +363,5 @@ def test_the_backward_of_a_derivative_is_under_the_autocast_of_its_own_line(*, i
         return slope.tolist(), [None if item.grad is None else item.grad.tolist() for item in model.parameters()]
 
     wanted = program(build())
-    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model)), build):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -148,15 +148,13 @@ def train(model: Any, loss_of: Loss) -> list[Any]:
 )
 def test_the_same_numbers_as_in_one_process_but_for_rounding(loss_of: Loss) -> None:
     wanted = train(build(), loss_of)
-    for found in on_ranks(2, lambda model: train(farspan.distribute(model, measure=False), loss_of), build):
+    for found in on_ranks(2, lambda model: train(farspan.distribute(model), loss_of), build):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_the_derivatives_themselves_may_be_computed_again_in_the_backward() -> None:
     wanted = train(build(), penalty_after_reads)
-    found = on_ranks(
-        2, lambda model: train(farspan.distribute(model, measure=False, remat=True), penalty_after_reads), build
-    )
+    found = on_ranks(2, lambda model: train(farspan.distribute(model, remat=True), penalty_after_reads), build)
     torch.testing.assert_close(found, [wanted] * 2, rtol=1e-12, atol=1e-12)
 
 
@@ -211,7 +209,7 @@ def test_what_has_been_changed_since_it_ran_is_a_named_error(change: Callable[[A
         grad(loss, x, create_graph=True)
 
     with pytest.raises(RecordError, match=words):
-        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+        on_ranks(2, lambda model: program(farspan.distribute(model)), build)
 
 
 def test_a_buffer_that_calls_write_may_be_written_to_since() -> None:
@@ -227,7 +225,7 @@ def test_a_buffer_that_calls_write_may_be_written_to_since() -> None:
         return [*found, model.first.weight.grad.tolist(), model.centred.mean.tolist()]
 
     wanted = program(build())
-    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model)), build):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -243,7 +241,7 @@ def test_a_step_of_other_weights_between_does_no_harm() -> None:
         return [*found, [None if item.grad is None else item.grad.tolist() for item in model.parameters()]]
 
     wanted = program(build())
-    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model)), build):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -264,7 +262,7 @@ def test_the_second_derivative_for_what_is_computed_again_is_a_named_error() -> 
         penalty.backward()
         return first.tolist(), model.first.weight.grad.tolist()
 
-    for found in on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build):
+    for found in on_ranks(2, lambda model: program(farspan.distribute(model)), build):
         torch.testing.assert_close(found, program(build()), rtol=1e-12, atol=1e-12)
 
 
@@ -278,14 +276,14 @@ def test_a_hook_on_what_is_computed_again_is_a_named_error() -> None:
         h.register_hook(lambda gradient: gradient * 2)
 
     with pytest.raises(RecordError, match="gradients with a history have been taken"):
-        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+        on_ranks(2, lambda model: program(farspan.distribute(model)), build)
 
 
 def test_what_the_program_holds_does_not_hold_what_it_was_made_of() -> None:
     """A running mean of losses, each of which is read before its backward."""
 
     def program(model: Any) -> list[int]:
-        farspan.distribute(model, measure=False)
+        farspan.distribute(model)
         mean: Any = torch.zeros((), dtype=DTYPE)
         counts: list[int] = []
         for number in range(6):

@@ -95,7 +95,7 @@ def test_the_same_numbers_as_in_one_process_but_for_rounding(
     loss_of: Callable[[Any, Tensor, Tensor], Tensor],
 ) -> None:
     wanted = train(build(), loss_of)
-    for found in on_ranks(2, lambda model: train(farspan.distribute(model, measure=False), loss_of), build):
+    for found in on_ranks(2, lambda model: train(farspan.distribute(model), loss_of), build):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
@@ -128,4 +128,4 @@ def with_hooks(model: Any) -> Any:
 )
 def test_what_cannot_be_gone_through_is_a_named_error(program: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(RecordError, match=words):
-        on_ranks(2, lambda model: program(farspan.distribute(model, measure=False)), build)
+        on_ranks(2, lambda model: program(farspan.distribute(model)), build)

@@ -56,7 +56,7 @@ def test_an_awkward_model_has_the_gradients_of_the_whole_batch(name: str) -> Non
 
     def program(rank: int) -> Any:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         try:
             for _ in range(2):
                 step(own).backward()
@@ -96,7 +96,7 @@ def test_a_plain_loop_trains_as_with_the_whole_batch(num_ranks: int) -> None:
     expected = train(_model())
 
     def program(rank: int) -> Any:
-        model = farspan.distribute(_model(), measure=False, micro_batches=4)
+        model = farspan.distribute(_model(), micro_batches=4)
         return train(model), _num_micro_batches()
 
     for found, number in run_threads(num_ranks, program):
@@ -106,7 +106,7 @@ def test_a_plain_loop_trains_as_with_the_whole_batch(num_ranks: int) -> None:
 
 def test_two_runs_are_the_same_to_the_last_bit() -> None:
     def program(rank: int) -> Any:
-        model = farspan.distribute(_model(), measure=False, micro_batches=4)
+        model = farspan.distribute(_model(), micro_batches=4)
         x, y = _batch()
         for _ in range(3):
             F.cross_entropy(model(x), y).backward()
@@ -134,7 +134,7 @@ def test_what_cannot_be_cut_stays_whole_to_the_last_bit_and_says_why(make: Any, 
 
     def program(rank: int) -> Any:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         own(x).square().mean().backward()
         engine = current_engine()
         assert engine is not None
@@ -152,9 +152,7 @@ def test_an_examination_leaves_no_trace() -> None:
 
     def program(rank: int) -> Any:
         torch.manual_seed(3)
-        model = farspan.distribute(
-            nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 5)), measure=False, micro_batches=4
-        )
+        model = farspan.distribute(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 5)), micro_batches=4)
         x, _ = _batch()
         before = torch.get_rng_state()
         out = model(x)
@@ -172,7 +170,7 @@ def test_an_examination_leaves_no_trace() -> None:
 
 def test_evaluation_and_small_batches_stay_whole() -> None:
     def program(rank: int) -> Any:
-        model = farspan.distribute(_model(), measure=False, micro_batches=4)
+        model = farspan.distribute(_model(), micro_batches=4)
         x, y = _batch()
         with torch.no_grad():
             whole = model(x).tolist()
@@ -191,7 +189,7 @@ def test_evaluation_and_small_batches_stay_whole() -> None:
 
 def test_outputs_are_read_before_and_after_the_backward() -> None:
     def program(rank: int) -> Any:
-        model = farspan.distribute(_model(), measure=False, micro_batches=4)
+        model = farspan.distribute(_model(), micro_batches=4)
         x, y = _batch()
         out = model(x)
         shape, first = tuple(out.shape), out[0].tolist()
@@ -250,7 +248,7 @@ def test_a_model_that_looks_at_the_data_of_its_batch_stays_whole() -> None:
 
     def program(rank: int) -> Any:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         found = train(own)
         engine = current_engine()
         assert engine is not None
@@ -286,7 +284,7 @@ def test_attributes_that_only_a_first_call_sets_are_no_reason_to_stay_whole(is_s
 
     def program(rank: int) -> Any:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         numbers: list[int] = []
         for _ in range(3):
             own(x).square().mean().backward()
@@ -303,7 +301,7 @@ def test_a_list_that_the_program_gives_is_changed_as_by_the_whole_batch() -> Non
 
     def program(rank: int) -> Any:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         seen: list[int] = []
         for _ in range(3):
             own(x, seen).square().mean().backward()
@@ -316,7 +314,7 @@ def test_a_list_that_the_program_gives_is_changed_as_by_the_whole_batch() -> Non
 def test_a_model_whose_parts_are_called_by_themselves_says_that_nothing_is_cut() -> None:
     def program(rank: int) -> list[str]:
         own = _model()
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         x, _ = _batch()
         for _ in range(2):
             own[2:](own[:2](x).detach()).sum().backward()
@@ -333,7 +331,7 @@ def test_a_loss_that_takes_the_type_of_another_tensor_is_rounded_once() -> None:
     def program(rank: int) -> tuple[int, int]:
         own = _model()
         plain = copy.deepcopy(own)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         x, _ = _batch()
         counts = torch.zeros((), dtype=torch.long)
         return plain(x).square().sum().to(counts).item(), own(x).square().sum().to(counts).item()

@@ -61,7 +61,7 @@ def _assert_same(model: nn.Module, step: Any) -> None:
 
     def program(rank: int) -> list[Any]:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         return gradients(own)
 
     expected = gradients(copy.deepcopy(model))

@@ -33,7 +33,7 @@ def test_auto_chooses_the_number_and_the_plan_says_it(tmp_path: Any) -> None:
     built, x = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]), torch.randn(256, 512)
 
     def program(rank: int) -> Any:
-        model: Any = farspan.distribute(copy.deepcopy(built), measure=False, micro_batches="auto")
+        model: Any = farspan.distribute(copy.deepcopy(built), micro_batches="auto")
         model(x).square().mean().backward()
         plan = farspan.plan_of(model)
         gradient = model[0].bias.grad.tolist()
@@ -61,7 +61,7 @@ def test_auto_leaves_little_work_whole() -> None:
     """With the reason."""
 
     def program(rank: int) -> Any:
-        model = farspan.distribute(copy.deepcopy(_BUILT), measure=False, micro_batches="auto")
+        model = farspan.distribute(copy.deepcopy(_BUILT), micro_batches="auto")
         for _ in range(2):
             F.cross_entropy(model(_X), _Y).backward()
         engine = current_engine()
@@ -81,7 +81,7 @@ def test_a_model_with_normalised_weights_is_cut() -> None:
     expected = _gradients(plain)
 
     def program(rank: int) -> Any:
-        model = farspan.distribute(copy.deepcopy(normed), measure=False, plan={"": 0}, micro_batches=3)
+        model = farspan.distribute(copy.deepcopy(normed), plan={"": 0}, micro_batches=3)
         F.cross_entropy(model(_X), _Y).backward()
         found = _gradients(model)
         return found, _num_micro_batches()

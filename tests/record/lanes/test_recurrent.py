@@ -43,7 +43,7 @@ def _cut(model: nn.Module) -> list[tuple[list[Any], list[str], bool]]:
 
     def program(rank: int) -> tuple[list[Any], list[str], bool]:
         own = copy.deepcopy(model)
-        farspan.distribute(own, measure=False, micro_batches=4)
+        farspan.distribute(own, micro_batches=4)
         found = _train(own)
         engine = current_engine()
         assert engine is not None

@@ -26,7 +26,7 @@ def test_the_second_program_is_told_on_every_rank(tmp_path: Path) -> None:
     assert other is not None
 
     def save(rank: int) -> str:
-        model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), measure=False)
+        model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
         with pytest.raises(CheckpointError) as caught:
             farspan.save(tmp_path, model=model, step=1)
         return str(caught.value)

@@ -49,7 +49,7 @@ class Program:
         torch.manual_seed(1)
         layers = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
         plan = {"0": "rank:0", "1": "rank:0", "2": "rank:1"} if is_distributed else None
-        self.model = farspan.distribute(layers, plan=plan, measure=False) if plan else layers
+        self.model = farspan.distribute(layers, plan=plan) if plan else layers
         self.optimizer = make(self.model.parameters())
         self.inputs = torch.randn(4, SIZE)
         for _ in range(2):

@@ -37,7 +37,7 @@ class Two(nn.Module):
 
 
 def distributed() -> nn.Module:
-    return farspan.distribute(Two(), plan={"first": "rank:0", "second": "rank:1"}, measure=False)
+    return farspan.distribute(Two(), plan={"first": "rank:0", "second": "rank:1"})
 
 
 def failing(error: Exception) -> Callable[..., None]:
