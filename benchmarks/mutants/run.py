@@ -50,7 +50,7 @@ def run_map(args: argparse.Namespace) -> None:
     """Runs all tests without a fault: what each takes, and what it reaches."""
     tree = args.folder / "tree"
     refresh_tool(ROOT, tree)
-    map_tests(tree, args.folder, args.paths or ["tests", "src"], num_workers=args.workers, num_files=args.files)
+    map_tests(tree, args.folder, args.paths or ["tests"], num_workers=args.workers, num_files=args.files)
     found = read_rows(args.folder)
     outcomes = Counter(test.outcome for test in found.tests.values())
     for test in found.tests.values():

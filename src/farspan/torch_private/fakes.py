@@ -88,7 +88,13 @@ def on_fakes(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> It
 
 
 def fake_tensor(shape: Sequence[Any], stride: Sequence[Any], dtype: Any, device: Any) -> torch.Tensor:
-    """Returns a fake tensor where fakes are made, at a fifth of what the operation costs there; else a tensor."""
+    """Returns a fake tensor where fakes are made, at a fifth of what the operation costs there; else a tensor.
+
+    Raises:
+        UnsupportedFakeTensorException: It has no strides: a sparse tensor.
+    """
+    if len(stride) != len(shape):
+        raise UnsupportedFakeTensorException("a tensor without strides")
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None or mode.shape_env is not None:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
