@@ -70,11 +70,15 @@ def plan_script(arguments: argparse.Namespace) -> int:
         return 0
     script = " ".join(script_argv)
     count = result.best.plan.num_ranks
-    start = f"farspan run -n {count} {script}"
-    if cluster.num_hosts > 1:
+    if result.is_one_device:
+        start = f"to run it: python {script}"
+    elif cluster.num_hosts > 1:
         start = f"{count} processes, their ranks counted host by host as in {arguments.cluster}"
-    wrote = f'wrote {output} and {page}\nfarspan.distribute(model, plan="{output}"), then {start}'
-    write_output("\n".join([text, *_facts(profile), wrote]))
+    else:
+        start = f"farspan run -n {count} {script}"
+    if not result.is_one_device:
+        start = f'farspan.distribute(model, plan="{output}"), then {start}'
+    write_output("\n".join([text, *_facts(profile), f"wrote {output} and {page}", start]))
     return 0
 
 

@@ -80,6 +80,11 @@ class SearchResult:
         return _bound_of(self.problem, self.num_micro_batches).below(self.best.step_s)
 
     @property
+    def is_one_device(self) -> bool:
+        """Returns whether one device alone was found to be the fastest, and not asked for by hints."""
+        return len(self.best.stages) == 1 and not self.problem.hints
+
+    @property
     def gap(self) -> float:
         """Returns how much better, as a share of its step, the best plan can be at most."""
         return max(0.0, 1.0 - self.bound / self.best.step_s) if self.best.step_s else 0.0
@@ -231,9 +236,10 @@ def _rejected(each: Prediction, best: Prediction) -> RejectedPlan:
     of_best = max(stage.forward_s + stage.backward_s for stage in best.stages)
     taken = slowest.forward_s + slowest.backward_s
     if taken > of_best * 1.01:
-        why = f"{slowest.where} takes {format_seconds(taken)} for each micro-batch, not {format_seconds(of_best)}"
+        taken, least = format_seconds(taken), format_seconds(of_best)
+        why = f"{slowest.where} takes {taken} for each micro-batch, the slowest rank of the plan {least}"
     elif each.bubble > best.bubble:
-        why = f"its bubble is {100 * each.bubble:.0f} %, not {100 * best.bubble:.0f} %"
+        why = f"its bubble is {100 * each.bubble:.0f} %, the plan's {100 * best.bubble:.0f} %"
     else:
         why = "its transfers take longer"
     return RejectedPlan(what=_devices(len(each.stages)), step_s=each.step_s, why=why, pipeline=each.pipeline)
