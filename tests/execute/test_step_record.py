@@ -32,6 +32,22 @@ def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
     assert found[1][1] == {-1, 0, 1, 2}  # where the losses are
 
 
+def test_a_task_is_named_by_what_runs_in_it() -> None:
+    """Stages and micro-batches are numbered by the plan and the step, and not by names of tasks as well."""
+
+    def program(model: nn.Module) -> list[tuple[str, str]]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        steps(farspan.distribute(model, measure=False), optimizer, 2)
+        step = farspan.last_step()
+        assert step is not None
+        return sorted({(trace.kind, trace.name) for trace in step.traces if trace.micro_batch == 0})
+
+    first, _ = on_ranks(2, program)
+    names = {name for _, name in first}
+    assert len(names) == 1 and not re.search(r"segment|stage|micro-batch", str(names))
+    assert {kind for kind, _ in first} >= {"F", "B"}
+
+
 def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
     plan = farspan.Plan(
         stages=("rank:0", "rank:1"),
