@@ -11,6 +11,7 @@ from tests.support.loop import X, Y, on_ranks, steps
 from torch import nn
 
 import farspan
+from farspan.execute.process.console import Console
 
 
 def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
@@ -61,8 +62,11 @@ def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
     def program(model: nn.Module) -> None:
         steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)
 
+    shown: list[str] = []
+    monkeypatch.setattr(Console, "_write_line", lambda self, text: shown.append(text))
     on_ranks(2, program)
     (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
+    assert shown and not any("differs from the plan" in text for text in shown)  # but with --verbose
     (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
     assert int(more) > 100_000 and int(less) == -100
     assert "farspan plan --recalibrate" in line

@@ -99,7 +99,7 @@ def explain(result: SearchResult, name: str) -> str:
         known = ", ".join(f"'{node.name}'" for node in graph.nodes[:6])
         raise PlanError(
             f"the plan has no unit called '{name}'.",
-            why=f"its {len(graph.nodes)} units are {known}{', ...' if graph.nodes[6:] else '.'}",
+            why=f"its {count_of(len(graph.nodes), 'unit')} are {known}{', ...' if graph.nodes[6:] else '.'}",
             hint=f"--explain {graph.nodes[-1].name}",
         )
     node = next(each for each in graph.nodes if each.name == name)
