@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from farspan.report import Span, Timeline, html, svg
+from farspan.report import Kind, Span, Timeline, html, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -152,9 +152,10 @@ def test_html_shows_numbers_plan_and_environment() -> None:
 
 
 def test_forward_backward_and_weight_gradients_are_all_that_is_computed() -> None:
+    rows: tuple[tuple[Kind, int, int], ...] = (("F", 0, 2), ("B", 2, 5), ("W", 5, 6), ("wait", 6, 7), ("F", 9, 10))
     spans = [
         Span(rank=0, kind=kind, name="a", micro_batch=0, start_ns=start * 10**7, end_ns=end * 10**7)
-        for kind, start, end in (("F", 0, 2), ("B", 2, 5), ("W", 5, 6), ("wait", 6, 7), ("F", 9, 10))
+        for kind, start, end in rows
     ]
     page = html(Timeline(spans=tuple(spans), num_ranks=1))
     (row,) = re.findall(r'<tr><th scope="row">rank 0</th>(.*?)</tr>', page)
