@@ -66,6 +66,9 @@ test-versions: .venv-torch-$(OLDEST_TORCH)/installed .venv-torch-$(NEWEST_TORCH)
 programs-packages: $(INSTALLED)  ## optimizers from pip, for benchmarks/programs, beside the environment (no other torch comes with them)
 	$(BIN)/pip install $(PIP_ARGS) --no-deps --upgrade --target .packages-programs -r constraints-programs.txt
 
+docs/report.svg: $(INSTALLED)  ## the picture of README.md, of a step of the demo
+	$(BIN)/farspan run -n 2 --report $@ examples/train_gpt.py --stop-after 11 --evaluate-every 0 --sample-bytes 0
+
 demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 	@mkdir -p build
 	$(BIN)/farspan run -n 2 --report build/report.html examples/train_gpt.py --losses build/farspan.json

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from farspan.units import format_bytes, format_count, format_seconds
+from farspan.units import count_of, format_bytes, format_count, format_seconds
+
+
+def test_one_thing_has_no_plural() -> None:
+    counts = [(1, "micro-batch"), (8, "micro-batch"), (1, "process"), (2, "process"), (3, "copy"), (0, "day")]
+    texts = [count_of(count, noun) for count, noun in counts]
+    assert texts == ["1 micro-batch", "8 micro-batches", "1 process", "2 processes", "3 copies", "0 days"]
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,10 @@ def distribute(
     hints = hints_of(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
         estimated = chosen = trial.plan_for(model, hints)
+        if isinstance(micro_batches, int):
+            estimated = dataclasses.replace(chosen, micro_batches=micro_batches)
+        elif micro_batches == "auto":
+            estimated = trial.estimate_for(model)
         place_first(engine, model, chosen)
     else:
         chosen = choose_plan(model, plan, hints, engine.num_ranks, axis.places, may_be_wide=stages == "wide")

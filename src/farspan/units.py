@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 __all__ = [
     "BYTES",
     "MAX_COUNT",
+    "count_of",
     "format_bytes",
     "format_count",
     "format_seconds",
@@ -71,6 +72,19 @@ def parse_amount(given: object, units: Mapping[str, float], *, is_rate: bool = F
     unit = units.get(match[2].lower()) if match and (is_rate or not match[3]) else None
     value = float(match[1]) * unit if match and unit else math.inf
     return value if math.isfinite(value) else None
+
+
+def count_of(count: int, noun: str) -> str:
+    """Writes a number of things, with their noun in the plural unless there is one.
+
+    >>> count_of(1, "micro-batch"), count_of(4, "micro-batch"), count_of(2, "copy"), count_of(0, "device")
+    ('1 micro-batch', '4 micro-batches', '2 copies', '0 devices')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith(("s", "x", "ch", "sh")):
+        return f"{count} {noun}es"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{count} {noun}s"
 
 
 def format_bytes(num_bytes: float) -> str:

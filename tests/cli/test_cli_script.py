@@ -83,6 +83,54 @@ def test_the_plan_is_one_that_distribute_runs(folder) -> None:
     assert found == [losses_of(build())] * 2
 
 
+BATCHES = """
+import torch, farspan
+from torch import nn
+blocks = [nn.Sequential(nn.Linear(4096, 4096), nn.Tanh()) for _ in range(4)]
+if MIXES: blocks.insert(2, nn.BatchNorm1d(4096))
+model = farspan.distribute(nn.Sequential(*blocks), micro_batches=MICRO_BATCHES)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4096, 4096)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("asked", [4, "auto"])
+def test_micro_batches_of_the_script_count(folder, capsys, asked: int | str) -> None:
+    """As in the run, each batch is cut: with one micro-batch, one device would be as fast as several."""
+    (folder / "train.py").write_text(f"MIXES, MICRO_BATCHES = False, {asked!r}\n{BATCHES}")
+    assert main(["plan", "--json", "--cluster", "cluster.toml", "--roofline", "train.py"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["micro_batches"] == 4 if asked == 4 else found["micro_batches"] > 1
+    assert len(found["stages"]) == 2
+
+
+def test_micro_batches_that_are_measured_count(folder, capsys) -> None:
+    words = f"MIXES, MICRO_BATCHES = False, 4\n{BATCHES.replace('4096', '64')}"
+    (folder / "train.py").write_text(words)
+    assert main(["plan", "--json", "train.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["micro_batches"] == 4
+
+
+def test_why_the_batches_of_the_script_are_not_cut_is_said(folder, capsys) -> None:
+    (folder / "train.py").write_text(f"MIXES, MICRO_BATCHES = True, 4\n{BATCHES}")
+    assert main(["plan", "--cluster", "cluster.toml", "--roofline", "train.py"]) == 0
+    out, _ = capsys.readouterr()
+    assert ", 1 micro-batch (" in out and "note: batches are not cut into micro-batches: " in out
+
+
+def test_the_advice_for_one_device_does_not_contradict_itself(folder, capsys) -> None:
+    (folder / "train.py").write_text(f"MIXES, MICRO_BATCHES = False, None\n{BATCHES}")
+    (folder / "cluster.toml").write_text(CLUSTER.replace("100 GB/s", "0.01 GB/s"))
+    assert main(["plan", "--cluster", "cluster.toml", "--roofline", "train.py"]) == 0
+    out, _ = capsys.readouterr()
+    assert "do not distribute: one device is fastest" in out and ", 1 micro-batch (" in out
+    assert "farspan.distribute(model, micro_batches=8)" in out
+    assert out.splitlines()[-1] == "to run it: python train.py" and "farspan run" not in out
+
+
 def test_a_plan_for_this_machine_as_json(folder, capsys) -> None:
     words = ["--output", "mine.json", "--html", "mine.html", "--micro-batches", "16", "--json", "train.py"]
     assert main(["plan", *words]) == 0

@@ -11,6 +11,7 @@ from tests.support.loop import X, Y, on_ranks, steps
 from torch import nn
 
 import farspan
+from farspan.execute.process.console import Console
 
 
 def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
@@ -32,6 +33,22 @@ def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
     assert found[1][1] == {-1, 0, 1, 2}  # where the losses are
 
 
+def test_a_task_is_named_by_what_runs_in_it() -> None:
+    """Stages and micro-batches are numbered by the plan and the step, and not by names of tasks as well."""
+
+    def program(model: nn.Module) -> list[tuple[str, str]]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        steps(farspan.distribute(model, measure=False), optimizer, 2)
+        step = farspan.last_step()
+        assert step is not None
+        return sorted({(trace.kind, trace.name) for trace in step.traces if trace.micro_batch == 0})
+
+    first, _ = on_ranks(2, program)
+    names = {name for _, name in first}
+    assert len(names) == 1 and not re.search(r"segment|stage|micro-batch", str(names))
+    assert {kind for kind, _ in first} >= {"F", "B"}
+
+
 def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
     plan = farspan.Plan(
         stages=("rank:0", "rank:1"),
@@ -45,8 +62,11 @@ def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
     def program(model: nn.Module) -> None:
         steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)
 
+    shown: list[str] = []
+    monkeypatch.setattr(Console, "_write_line", lambda self, text: shown.append(text))
     on_ranks(2, program)
     (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
+    assert shown and not any("differs from the plan" in text for text in shown)  # but with --verbose
     (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
     assert int(more) > 100_000 and int(less) == -100
     assert "farspan plan --recalibrate" in line

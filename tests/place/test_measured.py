@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import farspan
 from farspan.call.leaf import Leaf
 from farspan.errors import PlanError
+from farspan.execute.process.console import Console
 from farspan.graph import Segment
 from farspan.place.measure.measurements import Measured, Sample, SegmentNote
 from farspan.place.measure.profiling_executor import ProfilingExecutor
@@ -99,7 +100,15 @@ def trained(model: nn.Module) -> tuple[list[float], dict[str, Tensor], list[int]
     return losses, state, [plan.rank_of(plan.placement[str(number)]) for number in range(len(list(model.children())))]
 
 
-def test_the_plan_follows_what_was_measured() -> None:
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is on the console of `farspan run`, without --verbose."""
+    lines: list[str] = []
+    monkeypatch.setattr(Console, "_write_line", lambda self, text: lines.append(text))
+    return lines
+
+
+def test_the_plan_follows_what_was_measured(shown: list[str]) -> None:
     """Six layers of equal size, of which the first takes as long as all others and more."""
     seconds = [LONG_S, *[SHORT_S] * 5]
     losses, state, _ = train(build(seconds))
@@ -107,11 +116,17 @@ def test_the_plan_follows_what_was_measured() -> None:
         assert found[2] == [0, 1, 1, 1, 1, 1]
         assert found[0] == losses
         assert all(torch.equal(found[1][name], item) for name, item in state.items())
+    (line,) = {text for text in shown if "measured" in text}
+    assert line.startswith("the first step was measured: under a better plan a step is likely to take ")
+    assert "units of" not in line and line.endswith(" of parameters moved")
 
 
-def test_a_plan_that_is_good_enough_stays() -> None:
+def test_a_plan_that_is_good_enough_stays(shown: list[str]) -> None:
     for found in on_ranks(2, [SHORT_S] * 6, trained, measure=True):
         assert found[2] == [0, 0, 0, 1, 1, 1]
+    (line,) = {text for text in shown if "measured" in text}
+    assert line.startswith("the first step was measured: parameters stay where they are, for ")
+    assert "% by which predictions can be wrong" in line and "moved" not in line
 
 
 def wide_run(model: nn.Module) -> tuple[list[float], dict[str, Tensor], tuple[str, ...], str]:

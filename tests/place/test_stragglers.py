@@ -161,7 +161,7 @@ def test_a_straggler_gets_less_and_numbers_stay(slowness: dict[str, Slowness]) -
     assert layers[-1] == (7, 1)
     assert len(said.lines) == 1
     assert "rank 1 takes 3 times as long as usual" in said.lines[0]
-    assert "repartitioned, rank 0 4 -> 7 units, rank 1 4 -> 1 units" in said.lines[0]
+    assert "repartitioned, rank 0 4 -> 7 units, rank 1 4 -> 1 unit" in said.lines[0]
 
 
 def test_when_it_recovers_it_gets_its_layers_back(slowness: dict[str, Slowness]) -> None:

@@ -184,7 +184,7 @@ def test_the_others_say_why_they_lost() -> None:
     result = best_plan(chain(), devices(4), 4)
     by_what = {each.what: each for each in result.rejected}
     assert by_what["one device"].step_s == pytest.approx(0.48)
-    assert by_what["2 devices"].why == "rank:0 takes 60.0 ms for each micro-batch, not 30.0 ms"
+    assert by_what["2 devices"].why == "rank:0 takes 60.0 ms for each micro-batch, the slowest rank of the plan 30.0 ms"
     assert by_what["stages of 4 devices"].why == 'stages="wide" runs it'
 
 

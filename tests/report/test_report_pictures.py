@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from farspan.report import Span, Timeline, html, svg
+from farspan.report import Kind, Span, Timeline, html, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -148,6 +149,39 @@ def test_html_shows_numbers_plan_and_environment() -> None:
         assert text in page.text
     assert "torch 2.13.0\n2 x H100" in page.text
     assert page.tags.count("svg") == 1
+
+
+def test_forward_backward_and_weight_gradients_are_all_that_is_computed() -> None:
+    rows: tuple[tuple[Kind, int, int], ...] = (("F", 0, 2), ("B", 2, 5), ("W", 5, 6), ("wait", 6, 7), ("F", 9, 10))
+    spans = [
+        Span(rank=0, kind=kind, name="a", micro_batch=0, start_ns=start * 10**7, end_ns=end * 10**7)
+        for kind, start, end in rows
+    ]
+    page = html(Timeline(spans=tuple(spans), num_ranks=1))
+    (row,) = re.findall(r'<tr><th scope="row">rank 0</th>(.*?)</tr>', page)
+    assert re.findall(r"<td>(.*?)</td>", row) == [
+        "30.0 ms",
+        "30.0 ms",
+        "10.0 ms",
+        "70.0 ms",
+        "10.0 ms",
+        "20.0 ms",
+        "70 %",
+    ]
+    assert re.findall(r"width:([\d.]+)%", row) == ["30.00", "30.00", "10.00"]
+
+
+def test_a_page_says_which_busy_is_which() -> None:
+    text = Page(html(step(), planned=step(), plan="stage  busy")).text
+    assert text.count("busy: the share of") == 2 and "what was predicted then" in text
+    assert "what was predicted then" not in html(step(), plan="stage  busy", is_predicted=True)
+
+
+def test_the_picture_in_the_readme_counts_what_it_draws() -> None:
+    picture = (Path(__file__).parents[2] / "docs" / "report.svg").read_text()
+    (said,) = set(re.findall(r"(\d+) micro-batches", picture))
+    assert set(re.findall(r"micro-batch (\d+), rank", picture)) == {str(number) for number in range(int(said))}
+    assert not re.search(r"segment|stage", picture)
 
 
 def test_html_leaves_out_what_is_not_given() -> None:

@@ -54,7 +54,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         type=whole_number(1, MAX_COUNT),
         default=None,
         metavar="M",
-        help="micro-batches of a step (default: as many as the script has; of a graph 8)",
+        help="micro-batches of a step (default: as many as the script has, by its loop or micro_batches=; graph: 8)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(execute=_execute)

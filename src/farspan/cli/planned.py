@@ -9,6 +9,7 @@ from farspan.cli.arguments.hint_options import read_hints
 from farspan.cli.recalibrate_command import format_recalibration, read_measured, recalibrated
 from farspan.cli.script import check_script, profile_script
 from farspan.outputs import check_outputs, write_json, write_output, write_text
+from farspan.units import count_of
 
 if TYPE_CHECKING:
     from farspan.planner.optimize import SearchResult
@@ -70,18 +71,22 @@ def plan_script(arguments: argparse.Namespace) -> int:
         return 0
     script = " ".join(script_argv)
     count = result.best.plan.num_ranks
-    start = f"farspan run -n {count} {script}"
-    if cluster.num_hosts > 1:
+    if result.is_one_device:
+        start = f"to run it: python {script}"
+    elif cluster.num_hosts > 1:
         start = f"{count} processes, their ranks counted host by host as in {arguments.cluster}"
-    wrote = f'wrote {output} and {page}\nfarspan.distribute(model, plan="{output}"), then {start}'
-    write_output("\n".join([text, *_facts(profile), wrote]))
+    else:
+        start = f"farspan run -n {count} {script}"
+    if not result.is_one_device:
+        start = f'farspan.distribute(model, plan="{output}"), then {start}'
+    write_output("\n".join([text, *_facts(profile), f"wrote {output} and {page}", start]))
     return 0
 
 
 def _facts(profile: StepProfile) -> list[str]:
     how = f"measured on {profile.device}" if any(unit.forward_s for unit in profile.units) else "counted, not measured"
     return [
-        f"costs: {len(profile.units)} units, {profile.num_unique} kinds, {how}",
+        f"costs: {count_of(len(profile.units), 'unit')}, {count_of(profile.num_unique, 'kind')}, {how}",
         *(f"note: {note}" for note in profile.notes),
     ]
 

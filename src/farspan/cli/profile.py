@@ -8,6 +8,7 @@ from farspan.cli.arguments import Parser
 from farspan.cli.script import add_arguments, check_script, profile_script
 from farspan.errors import LaunchError
 from farspan.outputs import check_outputs, write_output, write_text
+from farspan.units import count_of
 
 __all__ = ["add_command"]
 
@@ -48,7 +49,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     for note in profile.notes:
         write_output(f"note: {note}")
     write_output(
-        f"{len(graph.nodes)} units, {profile.num_unique} kinds; wrote {arguments.output}\n"
+        f"{count_of(len(graph.nodes), 'unit')}, {count_of(profile.num_unique, 'kind')}; wrote {arguments.output}\n"
         f"farspan plan --graph {arguments.output} --micro-batches {profile.num_micro_batches} --cluster cluster.toml"
     )
     return 0

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from farspan.units import count_of
+
 if TYPE_CHECKING:
     from farspan.cluster import Cluster
     from farspan.plan import Plan
@@ -77,12 +79,16 @@ def recalibrated(
     seconds = _seconds_of(measured.step)
     if set(seconds) != set(best.plan.ranks) or _num_micro_batches(measured.step) != best.num_micro_batches:
         raise PlanError(
-            f"{step} is a step of {_num_micro_batches(measured.step)} micro-batches on {len(seconds)} ranks.",
-            why=f"{plan} is for {best.num_micro_batches} micro-batches on {best.plan.num_ranks} ranks.",
+            f"{step} is a step of {_size(_num_micro_batches(measured.step), len(seconds))}.",
+            why=f"{plan} is for {_size(best.num_micro_batches, best.plan.num_ranks)}.",
             hint=_HINT,
         )
     by_stage = [seconds[best.plan.rank_of(number)] for number in range(len(best.stages))]
     return recalibrate(graph, cluster, best, by_stage, measured.step.timeline.duration_s, hints=hints)
+
+
+def _size(num_micro_batches: int, num_ranks: int) -> str:
+    return f"{count_of(num_micro_batches, 'micro-batch')} on {count_of(num_ranks, 'rank')}"
 
 
 def format_recalibration(found: Recalibration) -> str:

@@ -142,6 +142,11 @@ class BackwardSegment:
         """It has run, or does not run here: parts and edges know each other."""
         self.incoming, self.outgoing, self.calls = [], [], []
 
+    @property
+    def title(self) -> str:
+        """Returns what it goes through, for people."""
+        return "arrival of a gradient" if self.segment is None else self.segment.title
+
     def describe(self) -> str:
         if self.segment is None:
             return f"arrival of a gradient, micro-batch {self.backward.graph.index}"

@@ -305,6 +305,7 @@ class Segment:
         "num_open",
         "outputs",
         "stage",
+        "_title",
     )
 
     def __init__(self, graph: MicroBatch, index: int, level: int, stage: int) -> None:
@@ -324,6 +325,17 @@ class Segment:
         self.executed = False
         self.num_open = 0
         """Number of calls that have run and through which a backward may still come."""
+        self._title = ""
+
+    @property
+    def title(self) -> str:
+        """Returns what runs, for people: the first and the last of its calls. It is known until these are released, and
+        after that if it has been asked for before."""
+        if not self._title and self.calls:
+            ends = (self.calls[0], self.calls[-1])
+            first, last = (str(call.entry.name).removeprefix("TensorBase.") for call in ends)
+            self._title = first if first == last else f"{first} .. {last}"
+        return self._title
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -27,6 +27,7 @@ from farspan.launch.memory import MEMORY_VARIABLE, Memory
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.terminal import say
 from farspan.settings import LONGEST_DEADLINE_S
+from farspan.units import count_of
 
 __all__ = ["run"]
 
@@ -98,7 +99,7 @@ def run(
         _check_standby(script_argv, num_processes, max_restarts, is_here=fleet is None)
     folder = make_log_dir(log_dir)
     if verbose:
-        say(f"farspan run: {num_processes} processes, logs in {folder}")
+        say(f"farspan run: {count_of(num_processes, 'process')}, logs in {folder}")
     shared = shared_variables(num_processes, folder) | dict(environment or {})
     if keeps_going:
         shared["FARSPAN_KEEP_GOING"] = "1"

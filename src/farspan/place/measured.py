@@ -36,7 +36,7 @@ from farspan.place.undivided import has_undivided
 from farspan.plan import Plan
 from farspan.plan.hints import Hints
 from farspan.profile import HostLink, RankDevice, StepProfile, units_of
-from farspan.units import format_bytes, format_seconds
+from farspan.units import count_of, format_bytes, format_seconds
 
 __all__ = ["begin_measured", "is_measuring", "measure_first"]
 
@@ -172,7 +172,8 @@ class _FirstSteps:
             engine.after_step.remove(self.step_over)
             engine.after_abort.remove(self.interrupted)
             self.kept.save(plan)
-            said += f"; {format_bytes(moved_bytes)} of parameters moved"
+            if moved_bytes:
+                said += f"; {format_bytes(moved_bytes)} of parameters moved"
             self.watch.settle(plan, said, is_searchable=True, search=self.search)
         elif self.num_tries == _MOST_TRIES:
             self._end("the model stays where it began: something still uses parameters that would move")
@@ -237,13 +238,10 @@ class _FirstSteps:
             ),
         )
         choice = self.search.choose(self.begun)
-        said = (
-            f"measured {len(self.kept.units)} units of {profile.num_unique} kinds: a step is likely to take "
-            f"{format_seconds(choice.now.step_s)} as it is, {format_seconds(choice.best.step_s)} under the best plan"
-        )
-        if not choice.is_new:
-            said += f", no more than predictions are off ({100 * choice.error:.0f} %)"
-        return choice.plan, said
+        now, best = format_seconds(choice.now.step_s), format_seconds(choice.best.step_s)
+        units, kinds = count_of(len(self.kept.units), "unit"), count_of(profile.num_unique, "kind")
+        _log.info("measured %s of %s: %s a step as it is, %s under the best plan", units, kinds, now, best)
+        return choice.plan, said_of_first_step(now, best, choice.error, is_new=choice.is_new)
 
     def _profile(self, shares: Sequence[RankMeasured], speeds: Sequence[float]) -> StepProfile:
         """Returns all ranks' shares as one profile, in seconds of a device of speed 1."""
@@ -270,6 +268,21 @@ class _FirstSteps:
             num_micro_batches=self.num_micro_batches,
             notes=(),
         )
+
+
+def said_of_first_step(now: str, best: str, error: float, *, is_new: bool) -> str:
+    """Returns what a user should know of the plan after the first step, of whose seconds such predictions are off by a
+    share `error`.
+
+    >>> said_of_first_step("944 ms", "778 ms", 0.15, is_new=True)
+    'the first step was measured: under a better plan a step is likely to take 778 ms, and not 944 ms'
+    """
+    if is_new:
+        return f"the first step was measured: under a better plan a step is likely to take {best}, and not {now}"
+    return (
+        f"the first step was measured: parameters stay where they are, for the best plan is likely to win less than "
+        f"the {100 * error:.0f} % by which predictions can be wrong ({now} a step as it is, {best} under that plan)"
+    )
 
 
 def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from farspan.errors import PlanError
 from farspan.plan.plan import Plan
+from farspan.units import count_of
 
 __all__ = [
     "is_not_split",
@@ -29,8 +30,8 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
     absent = [f"rank:{rank}" for rank in range(world_size) if rank not in ranks]
     has_gaps = len(ranks) < needed
     hint = "number the plan's ranks from 0, without gaps" if has_gaps else f"farspan run -n {needed} train.py"
-    processes = "1 process" if world_size == 1 else f"{world_size} processes"
-    mismatch = f"{processes} for a plan of {'1 rank' if len(ranks) == 1 else f'{len(ranks)} ranks'}"
+    processes = count_of(world_size, "process")
+    mismatch = f"{processes} for a plan of {count_of(len(ranks), 'rank')}"
     for stage, text in enumerate(plan.stages):
         if max(plan.ranks_of(stage)) >= world_size:
             return PlanError(

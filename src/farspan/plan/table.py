@@ -11,7 +11,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
-from farspan.units import format_bytes, format_count
+from farspan.units import count_of, format_bytes, format_count
 
 __all__ = ["compress_runs", "format_numbers", "format_plan"]
 
@@ -45,7 +45,7 @@ def format_plan(
         rows.append([str(stage), where, lines[0], *(show(row[stage]) for _, row, show in numbers)])
         rows.extend(["", "", line, *("" for _ in numbers)] for line in lines[1:])
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    title = f"{_plural(len(stages), 'stage')} on {_plural(num_ranks, 'rank')}, {schedule} schedule"
+    title = f"{count_of(len(stages), 'stage')} on {count_of(num_ranks, 'rank')}, {schedule} schedule"
     return "\n".join([title, *_remat_lines(remat), *(_line(row, widths) for row in rows)])
 
 
@@ -90,10 +90,6 @@ def _follows(name: str, following: str) -> bool:
 
 def _shown(name: str) -> str:
     return name or "(the whole model)"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

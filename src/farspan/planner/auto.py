@@ -19,6 +19,7 @@ from farspan.planner.partition import partition
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import plan_pipeline
 from farspan.planner.prediction import Prediction, predict_step
+from farspan.units import count_of
 
 __all__ = ["auto_plan"]
 
@@ -51,7 +52,7 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
     """
     if num_stages < 1 or not devices:
         raise PlanError(
-            f"no plan has {num_stages} stages on {len(devices)} devices.",
+            f"no plan has {count_of(num_stages, 'stage')} on {count_of(len(devices), 'device')}.",
             why="there must be at least one stage and one device.",
             hint='auto_plan(units, num_stages=1, devices=["rank:0"])',
         )
@@ -67,7 +68,7 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
         stage_of, placement = [0] * len(units), {"": 0}
     elif len(units) < num_stages:
         raise PlanError(
-            f"no plan has {num_stages} stages for this model.",
+            f"no plan has {count_of(num_stages, 'stage')} for this model.",
             why=f"{_named(units)}.",
             hint=f"farspan run -n {len(units) or 1}, which is stages={len(units) or 1}; or data_parallel={num_stages}",
         )
@@ -95,7 +96,8 @@ def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: 
     names = [unit.name for unit in units]
     if num_stages != num_ranks:
         raise PlanError(
-            f"stages={num_stages} on {num_ranks} ranks cannot be planned with pins, together or max_memory.",
+            f"stages={num_stages} on {count_of(num_ranks, 'rank')} cannot be planned with pins, together or "
+            "max_memory.",
             why="with these an automatic plan has one stage on each rank.",
             hint=f"stages={num_ranks}, or a plan of your own: plan={{'embed': 'rank:0', ...}}",
         )

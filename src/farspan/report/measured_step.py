@@ -25,7 +25,7 @@ from farspan.report.text_report import format_share
 from farspan.report.timeline import TASKS, Kind, Span, Timeline
 from farspan.schedule import Kind as TaskKind
 from farspan.schedule import Schedule, Task
-from farspan.units import format_seconds
+from farspan.units import count_of, format_seconds
 
 __all__ = ["MeasuredStep", "Shares", "page_of"]
 
@@ -207,7 +207,7 @@ class MeasuredStep:
         for rank, order in enumerate(self.schedule.orders):
             ran = Counter(span.kind for span in self.timeline.of_rank(rank) if span.kind in TASKS)
             if ran != Counter(_KINDS[tasks[index].kind] for index in order):
-                why = f"its order has {len(order)} tasks, its timeline {ran.total()}, or others."
+                why = f"its order has {count_of(len(order), 'task')}, its timeline {ran.total()}, or others."
                 raise PlanError(
                     f"{source}: {self.timeline.name_of(rank)} ran other tasks than it was to.", why=why, hint=_HINT
                 )

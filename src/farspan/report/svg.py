@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from farspan.report.markup import escape
 from farspan.report.text_report import format_share
 from farspan.report.timeline import TASKS, Kind, Span, Timeline
-from farspan.units import format_seconds
+from farspan.units import count_of, format_seconds
 
 __all__ = ["svg"]
 
@@ -182,8 +182,8 @@ def _facts(timeline: Timeline) -> str:
         [
             format_seconds(timeline.duration_s),
             f"bubble {format_share(timeline.bubble, 1)}",
-            f"{num_ranks} rank{'s' * (num_ranks != 1)}",
-            f"{num_micro_batches} micro-batch{'es' * (num_micro_batches != 1)}",
+            count_of(num_ranks, "rank"),
+            count_of(num_micro_batches, "micro-batch"),
         ]
     )
 

@@ -107,7 +107,7 @@ def test_a_process_of_a_host_that_is_lost_is_started_on_one_that_comes(job):
     job.pid("actor0")
     (job.folder / "go").touch()
     code, _, err = job.end()
-    assert code == 0 and err.count(" has come, with 1 processes") == 2, err
+    assert code == 0 and err.count(" has come, with 1 process") == 2, err
     assert job.log("actor/restart-1/rank0.log") == "start 1\n" and job.end_second()[0] == 0
 
 

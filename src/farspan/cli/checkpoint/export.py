@@ -6,6 +6,7 @@ import argparse
 
 from farspan.cli.arguments import Parser
 from farspan.cli.checkpoint.options import add_files, add_json, add_key, make_parser, write
+from farspan.units import count_of
 
 __all__ = ["add_command"]
 
@@ -47,6 +48,6 @@ def _execute(arguments: argparse.Namespace) -> int:
         files = write_torch(source, arguments.out) if is_torch else write_safetensors(source, arguments.out, most)
         total = sum(entry.size_bytes for entry in source.tensors.values())
     value = {"from": source.path, "files": files, "num_tensors": len(source.tensors), "size_bytes": total}
-    text = f"{source.path}: {len(source.tensors)} tensors, {format_bytes(total)}"
+    text = f"{source.path}: {count_of(len(source.tensors), 'tensor')}, {format_bytes(total)}"
     write(arguments, value, "\n".join([text, *[f"  {file}" for file in files]]))
     return 0

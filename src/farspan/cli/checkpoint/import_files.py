@@ -6,6 +6,7 @@ import argparse
 
 from farspan.cli.arguments import Parser, whole_number
 from farspan.cli.checkpoint.options import add_json, add_key, make_parser, write
+from farspan.units import count_of
 
 __all__ = ["add_command"]
 
@@ -42,5 +43,6 @@ def _execute(arguments: argparse.Namespace) -> int:
         raise CheckpointError(what, why="import makes one of other files.", hint=hint)
     with open_source(arguments.path, key=arguments.key) as source:
         path = write_checkpoint(source, arguments.out, arguments.ranks, arguments.step)
-    write(arguments, {"checkpoint": path, "num_tensors": len(source.tensors)}, f"{path}: {len(source.tensors)} tensors")
+    count = len(source.tensors)
+    write(arguments, {"checkpoint": path, "num_tensors": count}, f"{path}: {count_of(count, 'tensor')}")
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from farspan.cli.arguments import Parser
 from farspan.cli.checkpoint.options import add_json, add_key, make_parser, write
+from farspan.units import count_of
 
 __all__ = ["add_command"]
 
@@ -70,5 +71,6 @@ def _list_tensors(arguments: argparse.Namespace) -> int:
             for name, entry in source.tensors.items()
         ]
         total = sum(entry.size_bytes for entry in source.tensors.values())
-    write(arguments, rows, "\n".join([*lines, f"{len(rows)} tensors, {format_bytes(total)}, in {source.path}"]))
+    found = f"{count_of(len(rows), 'tensor')}, {format_bytes(total)}, in {source.path}"
+    write(arguments, rows, "\n".join([*lines, found]))
     return 0

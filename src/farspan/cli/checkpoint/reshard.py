@@ -7,6 +7,7 @@ import os
 
 from farspan.cli.arguments import Parser, whole_number
 from farspan.cli.checkpoint.options import add_files, add_json, make_parser, write
+from farspan.units import count_of
 
 __all__ = ["add_command"]
 
@@ -44,5 +45,5 @@ def _execute(arguments: argparse.Namespace) -> int:
     with CheckpointSource(found, arguments.files, is_whole=True) as source:
         path = write_checkpoint(source, arguments.out, arguments.ranks)
     value = {"checkpoint": path, "from": found, "num_tensors": len(source.tensors)}
-    write(arguments, value, f"{path}: {len(source.tensors)} tensors of {found}")
+    write(arguments, value, f"{path}: {count_of(len(source.tensors), 'tensor')} of {found}")
     return 0

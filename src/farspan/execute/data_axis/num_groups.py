@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from farspan.errors import PlanError, quoted
 from farspan.execute.engine import Engine
+from farspan.units import count_of
 
 __all__ = ["check_num_groups", "check_same_groups"]
 
@@ -25,7 +26,7 @@ def check_num_groups(num_groups: object, num_ranks: int) -> None:
         )
     if num_ranks % num_groups:
         raise PlanError(
-            f"{num_ranks} process{'es' * (num_ranks > 1)} cannot be divided into {num_groups} groups of equal size.",
+            f"{count_of(num_ranks, 'process')} cannot be divided into {count_of(num_groups, 'group')} of equal size.",
             why=f"data_parallel={num_groups} gives each group {num_ranks / num_groups:.3g} ranks.",
             hint=f"{hint}, or start it with: farspan run -n {-(-num_ranks // num_groups) * num_groups} train.py",
         )

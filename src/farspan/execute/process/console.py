@@ -19,7 +19,7 @@ from farspan.launch.rank.status import StatusFile
 from farspan.outputs import keep_text, write_line
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
-from farspan.units import format_seconds
+from farspan.units import count_of, format_seconds
 
 __all__ = ["Console", "keep_log_apart"]
 
@@ -141,7 +141,7 @@ class Console:
             self._status = None
 
     def _compare(self, record: StepRecord) -> None:
-        """Say by how much the seconds that the plan was made with are wrong."""
+        """Logs by how much the seconds that the plan was made with are wrong: with --verbose it is on the console."""
         if self.plan is None or PLANNED_SECONDS not in self.plan.estimates or record.exchange is None:
             return
         planned = [0.0] * self.side.world_size
@@ -157,7 +157,6 @@ class Console:
         if factors and max(factors.values()) > _UNEVEN * min(factors.values()):
             text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
-        self._write_line(text)
 
     def _hint_at_micro_batches(self, record: StepRecord) -> None:
         """Say what micro-batches would win where the ranks wait for each other."""
@@ -182,7 +181,7 @@ class Console:
             write_line(text)
 
     def _write(self, timeline: Timeline, record: StepRecord) -> None:
-        path = Path(self.report_path)
+        path, threads = Path(self.report_path), count_of(torch.get_num_threads(), "thread")
         step = MeasuredStep(
             timeline=timeline,
             schedule=record.schedule,
@@ -192,7 +191,7 @@ class Console:
                 *self.notes,
                 summary(timeline),
                 f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
-                f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
+                f"{count_of(self.side.world_size, 'rank')} of {threads} on {count_of(os.cpu_count() or 1, 'core')}",
             ),
         )
         if path.suffix == ".svg":

@@ -391,7 +391,7 @@ class Executor:
         return tensor.contiguous() if is_slice else tensor  # else it would take memory for all between its columns
 
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
-        name, ended_ns = action.work.describe(), time.perf_counter_ns()
+        name, ended_ns = action.work.title, time.perf_counter_ns()
         self.traces.append(Trace(kind, name, action.micro_batch, action.queue, began_ns, ended_ns))
 
 

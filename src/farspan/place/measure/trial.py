@@ -28,6 +28,7 @@ from farspan.place.measure.profiling_executor import ProfilingExecutor, needs_da
 from farspan.place.measure.state_sizes import state_bytes
 from farspan.plan import Plan, resolve_remat
 from farspan.plan.hints import Hints
+from farspan.planner.auto import auto_plan
 from farspan.profile import ProfileCache, name_of_device, this_device, units_of
 from farspan.profile.step import StepProfile
 from farspan.record.intercept import activate, install
@@ -108,6 +109,7 @@ class Trial:
         if self.mode is not None and self.has_fake_weights:
             self._fake.enter_context(with_fake_parameters(self.mode))
         recorder = Recorder()
+        recorder.batches.has_numbers = not self.is_dry
         self._engine = Engine(recorder, SideChannel.alone(), None, seed=0, deadline_s=deadline_s())
         self._profiler = self._engine.executor = ProfilingExecutor(
             self._engine,
@@ -169,6 +171,12 @@ class Trial:
             raise PlanError("the model has no parameters.", why="there is nothing to place.")
         return Plan(stages=("rank:0",) * len(placement), placement=placement, schedule="1f1b")
 
+    def estimate_for(self, model: nn.Module) -> Plan:
+        """Returns the plan with which a run on all devices would begin, as far as `micro_batches="auto"` asks."""
+        units = units_of(model, max(self.num_devices(), 2), self.hints.patterns)
+        count = min(self.num_devices(), len(units))
+        return auto_plan(units, num_stages=count, devices=[f"rank:{rank}" for rank in range(count)])
+
     def profile(self) -> StepProfile:
         """Returns the costs of a step.
 
@@ -217,9 +225,15 @@ class Trial:
         self._profile = replace(known, units=units, notes=(*known.notes, *notes))
         raise TrialEnded
 
+    def _uncut(self) -> list[str]:
+        """Says why batches were not cut, where the program asks for it."""
+        models = self._engine.recorder.batches.models.values()
+        return [f"batches are not cut into micro-batches: {reason}" for model in models for reason in model.reasons]
+
     def _end(self) -> NoReturn:
         placed = {id(item.tensor): item.tensor for item in self._engine.parameters.values()}
         states, notes = state_bytes(placed)
+        notes += self._uncut()
         if self.is_dry and not self._is_in_step and self._profiler.num_micro_batches == 1:
             notes.append("the program reads a value after one micro-batch: --micro-batches says how many a step has")
         self._profile = assemble(

@@ -21,7 +21,7 @@ from farspan.place.mesh.groups import nominal_machine, nominal_micro_batches
 from farspan.plan import Plan, check
 from farspan.planner.mesh import DegreeForecast, best_degree
 from farspan.profile import narrow_sides, units_of
-from farspan.units import format_bytes
+from farspan.units import count_of, format_bytes
 
 __all__ = ["TensorAxis", "check_tensor_parallel", "places_of", "tensor_axis"]
 
@@ -139,8 +139,8 @@ def places_of(num_ranks: int, degree: int, stages: Any) -> list[str]:
     if stages not in ("auto", num_stages):
         number = stages * degree if type(stages) is int and stages > 0 else num_ranks
         raise PlanError(
-            f"stages={stages!r} with tensor_parallel={degree} on {num_ranks} ranks.",
-            why=f"{num_ranks} ranks are {num_stages} stages of {degree} ranks.",
+            f"stages={stages!r} with tensor_parallel={degree} on {count_of(num_ranks, 'rank')}.",
+            why=f"{count_of(num_ranks, 'rank')} are {count_of(num_stages, 'stage')} of {count_of(degree, 'rank')}.",
             hint=f"leave out stages=, or: farspan run -n {number} train.py",
         )
     return ["&".join(f"rank:{stage * degree + number}" for number in range(degree)) for stage in range(num_stages)]
@@ -158,7 +158,10 @@ def _chosen(engine: Engine, model: nn.Module, stages: Any, micro_batches: int | 
     """Returns the best number of ranks for each layer, by what rank 0 knows of the machines, and a line about it."""
     num_ranks = engine.num_ranks
     if type(stages) is int and stages > 0 and num_ranks % stages == 0:
-        return num_ranks // stages, f"tensor_parallel={num_ranks // stages}: {num_ranks} ranks for {stages} stages"
+        return (
+            num_ranks // stages,
+            f"tensor_parallel={num_ranks // stages}: {count_of(num_ranks, 'rank')} for {count_of(stages, 'stage')}",
+        )
     agreement, blob = engine.agreement_of_all, b""
     if agreement.side.rank == 0:
         try:

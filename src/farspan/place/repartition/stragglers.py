@@ -28,7 +28,7 @@ from farspan.place.repartition.search import Choice, PlanSearch, stage_of
 from farspan.place.repartition.slowdown import Change, Slowdowns
 from farspan.plan import Plan
 from farspan.record.parameters.copying import plan_by_model
-from farspan.units import format_bytes, format_seconds
+from farspan.units import count_of, format_bytes, format_seconds
 
 __all__ = ["Watch", "parts_of", "watch_of"]
 
@@ -243,7 +243,7 @@ class Watch:
             return f"the plan stays as it is: a step is likely to take {now}, {best} under the best plan"
         before, after = _num_units(names, self._plan), _num_units(names, choice.plan)
         changed = [rank for rank in range(self.engine.num_ranks) if before[rank] != after[rank]]
-        moved = ", ".join(f"rank {rank} {before[rank]} -> {after[rank]} units" for rank in changed)
+        moved = ", ".join(f"rank {rank} {before[rank]} -> {count_of(after[rank], 'unit')}" for rank in changed)
         return f"repartitioned{moved and ', '}{moved}: a step is likely to take {best}, {now} as it was"
 
 

@@ -17,6 +17,7 @@ from farspan.plan.diagnose import not_found
 from farspan.plan.hints.hints import Hints
 from farspan.plan.resolve import assign, matched, with_ancestors
 from farspan.plan.team import Place, parse_place
+from farspan.units import count_of
 
 __all__ = ["Meaning", "meaning_of", "names_meant"]
 
@@ -127,7 +128,7 @@ def _check_rank(what: str, text: str, count: int, num_ranks: int) -> None:
         has = f"stages={count} have" if rank < num_ranks else "there are"
         raise PlanError(
             f"{what}: there is no rank {rank}.",
-            why=f"{has} {'1 rank' if count == 1 else f'{count} ranks'}, counted from 0.",
+            why=f"{has} {count_of(count, 'rank')}, counted from 0.",
             hint=f'"rank:{count - 1}"' + (f", or stages={rank + 1}" if rank < num_ranks else ""),
         )
 

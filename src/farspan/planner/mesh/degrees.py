@@ -17,7 +17,7 @@ from farspan.planner.links import Link
 from farspan.planner.mesh.chain_step import ChainStage, chain_step
 from farspan.planner.mesh.groups import COPIES, FLOPS, LATENCY_S, POSITIONS, Machine, cut_evenly
 from farspan.planner.model_unit import Unit
-from farspan.units import format_bytes
+from farspan.units import count_of, format_bytes
 
 __all__ = ["DegreeForecast", "best_degree"]
 
@@ -93,7 +93,7 @@ def best_degree(
         found.append(DegreeForecast(degree=degree, num_stages=num_stages, step_s=step_s, held_bytes=held))
     if not found:
         raise PlanError(
-            f"no number of ranks for each layer fits {num_ranks} ranks.",
+            f"no number of ranks for each layer fits {count_of(num_ranks, 'rank')}.",
             why=f"parameters, gradients and optimizer state take {format_bytes(least)} at least on a rank that has "
             f"{format_bytes(machine.memory_bytes)}.",
             hint="more ranks, or data_parallel=1",

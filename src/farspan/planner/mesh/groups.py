@@ -17,7 +17,7 @@ from farspan.planner.links import Link
 from farspan.planner.mesh.chain_step import ChainStage, chain_step
 from farspan.planner.model_unit import Unit
 from farspan.planner.partition import partition
-from farspan.units import format_bytes
+from farspan.units import count_of, format_bytes
 
 __all__ = ["COPIES", "FLOPS", "LATENCY_S", "POSITIONS", "GroupsForecast", "Machine", "best_groups", "cut_evenly"]
 
@@ -112,7 +112,7 @@ def best_groups(
         found.append(GroupsForecast(num_groups=num_groups, step_s=max(step_s, 1e-12), held_bytes=held))
     if not found:
         raise PlanError(
-            f"no number of groups fits {num_ranks} ranks.",
+            f"no number of groups fits {count_of(num_ranks, 'rank')}.",
             why=f"parameters, gradients and optimizer state take {format_bytes(least)} at least on a rank that has "
             f"{format_bytes(machine.memory_bytes)},\nor the model has fewer parts than a group has ranks.",
             hint="more ranks, or data_parallel=1 with a plan of your own",

@@ -31,6 +31,8 @@ _WIDE_GAINS = 0.99
 """A plan with wide stages, which sends more, takes so many times the step at most."""
 _OTHERS_WORK = 1e9
 """Elementary steps of searches after which no other plans than the best are tried; some 3 s."""
+_OTHERS_TASKS = 50_000
+"""Simulated tasks after which, of other numbers of devices, no plan that is hard to find is looked for; some 1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,11 @@ class SearchResult:
         return _bound_of(self.problem, self.num_micro_batches).below(self.best.step_s)
 
     @property
+    def is_one_device(self) -> bool:
+        """Returns whether one device alone was found to be the fastest, and not asked for by hints."""
+        return len(self.best.stages) == 1 and not self.problem.hints
+
+    @property
     def gap(self) -> float:
         """Returns how much better, as a share of its step, the best plan can be at most."""
         return max(0.0, 1.0 - self.bound / self.best.step_s) if self.best.step_s else 0.0
@@ -109,20 +116,28 @@ def best_plan(
     """
     began = time.monotonic()
     problem = hinted_problem(graph, cluster, hints or Hints())
-    whole = fitting(problem, problem.cluster, num_micro_batches)
+    searched = fitting(problem, problem.cluster, num_micro_batches)
+    whole = searched.best
     if whole is None:
-        raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints())
+        tried_s = None if searched.is_certain else time.monotonic() - began
+        raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints(), tried_s=tried_s)
     rejected: list[RejectedPlan] = []
-    found, work = [whole], whole.pipeline.work
+    found, work, num_tasks = [whole], whole.pipeline.work, 0.0
     for count in _counts(problem, len(whole.stages)):
         if count == len(whole.stages) or work > _OTHERS_WORK:
             continue
-        each = fitting(problem, _only(problem, whole.pipeline, count), num_micro_batches)
+        searched = fitting(
+            problem,
+            _only(problem, whole.pipeline, count),
+            num_micro_batches,
+            is_question=num_tasks > _OTHERS_TASKS,
+        )
+        each, num_tasks = searched.best, num_tasks + searched.num_tasks
         work += whole.pipeline.work if each is None else each.pipeline.work
         if each is None:
-            rejected.append(
-                RejectedPlan(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory")
-            )
+            memory = "its memory" if count == 1 else "their memory"
+            why = f"it does not fit into {memory}" if searched.is_certain else f"none was found that fits into {memory}"
+            rejected.append(RejectedPlan(what=_devices(count), step_s=float("inf"), why=why))
         else:
             found.append(each)
     # The search knows neither what runs beside a transfer nor what fills a gap: what is simulated decides.
@@ -221,9 +236,10 @@ def _rejected(each: Prediction, best: Prediction) -> RejectedPlan:
     of_best = max(stage.forward_s + stage.backward_s for stage in best.stages)
     taken = slowest.forward_s + slowest.backward_s
     if taken > of_best * 1.01:
-        why = f"{slowest.where} takes {format_seconds(taken)} for each micro-batch, not {format_seconds(of_best)}"
+        taken, least = format_seconds(taken), format_seconds(of_best)
+        why = f"{slowest.where} takes {taken} for each micro-batch, the slowest rank of the plan {least}"
     elif each.bubble > best.bubble:
-        why = f"its bubble is {100 * each.bubble:.0f} %, not {100 * best.bubble:.0f} %"
+        why = f"its bubble is {100 * each.bubble:.0f} %, the plan's {100 * best.bubble:.0f} %"
     else:
         why = "its transfers take longer"
     return RejectedPlan(what=_devices(len(each.stages)), step_s=each.step_s, why=why, pipeline=each.pipeline)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.colocation import seconds_on
-from farspan.planner.optimize.every import every_pipeline
+from farspan.planner.optimize.every import can_be_listed, every_pipeline
 from farspan.planner.optimize.moves import Judge
 from farspan.planner.optimize.orders import Orders
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Objective, Pipeline, PipelineStage, plan_pipeline
 from farspan.planner.prediction import Prediction, predict_step
 
-__all__ = ["best_pipeline", "fitting", "rules_of"]
+__all__ = ["Fitting", "best_pipeline", "fitting", "rules_of"]
 
 _MOST_SEARCHES = 4
 """Limit on the searches, each with less memory than the one before."""
@@ -32,15 +33,28 @@ _SMALL = 100
 """Up to so many nodes times devices, the search is asked in more ways."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """What a search for a plan that fits has found.
+
+    Attributes:
+        best: The plan; None where none was found.
+        is_certain: There is one, or there is proof that there is none.
+        num_tasks: Work on what is hard to find, in simulated tasks.
+    """
+
+    best: Prediction | None
+    is_certain: bool
+    num_tasks: float = 0.0
+
+
 def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
     """Returns the search's rules of a step: one device for each stage, and what the hints ask for."""
     return Rules(micro_batches=num_micro_batches, max_replicas=1, num_stages=problem.hints.stages, least=problem.least)
 
 
-def fitting(
-    problem: HintedProblem, searched: Cluster, num_micro_batches: int, *, is_question: bool = False
-) -> Prediction | None:
-    """Returns the best plan for the devices in `searched`, by the objective of the search; None where none fits.
+def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int, *, is_question: bool = False) -> Fitting:
+    """Searches the best plan for the devices in `searched`, by the objective of the search.
 
     Args:
         problem: What is run, and what hints ask for.
@@ -55,19 +69,19 @@ def fitting(
     less = replace(rules, counts_working=False)
     first = _prediction_of(problem, searched, less)
     if first is not None and first.fits:
-        return first
+        return Fitting(best=first, is_certain=True)
     emptiest = _emptiest(problem, searched, rules)
     if emptiest is None or emptiest.bound > 1:
-        return None
+        return Fitting(best=None, is_certain=True)
     few_in_flight = [replace(each, most_in_flight=1) for each in (less, rules)]
     is_small = len(problem.graph.nodes) * searched.num_devices <= _SMALL
     for ways in ([less],) if is_question else ([less, rules], few_in_flight if is_small else []):
         found = [each for each in (_with_less_memory(problem, searched, way) for way in ways) if each is not None]
         if found:
-            return min(found, key=lambda each: each.step_s)
+            return Fitting(best=min(found, key=lambda each: each.step_s), is_certain=True)
     found = predict_step(problem.graph, problem.cluster, emptiest, num_micro_batches)
     if found.fits or is_question:
-        return found if found.fits else None
+        return Fitting(best=found if found.fits else None, is_certain=found.fits)
     return _first_that_fits(problem, searched, less)
 
 
@@ -134,19 +148,31 @@ def _emptiest(problem: HintedProblem, searched: Cluster, rules: Rules) -> Pipeli
     return replace(emptiest, stages=tuple(stages))
 
 
-def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Prediction | None:
-    """Simulates the best cuts for some orders of devices, then all plans there are, until one fits."""
+def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Fitting:
+    """Simulates the best cuts for some orders of devices, then all plans there are, until one fits.
+
+    Where all are too many, each chain of stages follows with its nodes run in the way that keeps the least.
+    """
     orders = Orders(problem.searched, searched, rules)
     some = (each for order in orders.plain() for each in itertools.islice(orders.cuts(order), _MOST_CUTS))
-    every = every_pipeline(problem.searched, searched, rules)
-    for pipelines, num_tasks in ((some, _MOST_TASKS), (every, _MOST_TASKS_OF_ALL)):
-        judge = Judge(problem, rules.micro_batches, num_tasks)
-        for pipeline in pipelines:
-            found = judge.better(pipeline, math.inf)
-            if found is not None:
-                return found
-            if judge.is_done():
-                break
+    judge = Judge(problem, rules.micro_batches, _MOST_TASKS)
+    found, num_tasks, is_all = _first(some, judge), judge.num_tasks_used, False
+    for emptiest_only in (False, True) if can_be_listed(problem.searched, searched) else ():
+        if found is None and not is_all:
+            judge = Judge(problem, rules.micro_batches, _MOST_TASKS_OF_ALL)
+            every = every_pipeline(problem.searched, searched, rules, judge.charge, emptiest_only=emptiest_only)
+            found = _first(every, judge)
+            num_tasks += judge.num_tasks_used
+            is_all = not emptiest_only and not judge.is_done()
+    return Fitting(best=found, is_certain=found is not None or is_all, num_tasks=num_tasks)
+
+
+def _first(pipelines: Iterable[Pipeline], judge: Judge) -> Prediction | None:
+    """Returns the first that fits; None where none does, or the judge is done before."""
+    for pipeline in pipelines:
+        found = judge.better(pipeline, math.inf)
+        if found is not None or judge.is_done():
+            return found
     return None
 
 

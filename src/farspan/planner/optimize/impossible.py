@@ -9,38 +9,48 @@ from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.plan.hints import Hints
 from farspan.planner.constraints import hinted_problem
-from farspan.planner.cost_model import CostedGraph
+from farspan.planner.cost_model import CostedGraph, CostedNode
 from farspan.planner.optimize.fitting import fitting
-from farspan.units import format_bytes
+from farspan.units import count_of, format_bytes, format_seconds
 
 __all__ = ["in_the_way", "nothing_fits"]
 
 _MORE = (2, 4, 8, 16)
 _MOST_SHOWN = 4
+_OF_MICRO_BATCHES = (
+    "saved_bytes",
+    "working_bytes",
+    "forward_working_bytes",
+    "split_working_bytes",
+    "released_bytes",
+    "split_released_bytes",
+    "left_bytes",
+)
+"""Costs of a node that are proportional to the rows of a micro-batch, besides shared_bytes."""
 
 
-def nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> PlanError:
-    """Returns the error: which hint is in the way, or the smallest change that would help."""
+def nothing_fits(
+    graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints, *, tried_s: float | None = None
+) -> PlanError:
+    """Returns the error: which hint is in the way, or the smallest change that would help.
+
+    Args:
+        graph: What does not fit.
+        cluster: Where.
+        num_micro_batches: Of a step.
+        hints: The user's.
+        tried_s: How long a plan was looked for, where this is no proof that there is none.
+    """
 
     def fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints = hints) -> bool:
         problem = hinted_problem(graph, cluster, hints)
-        return fitting(problem, problem.cluster, num_micro_batches, is_question=True) is not None
+        return fitting(problem, problem.cluster, num_micro_batches, is_question=True).best is not None
 
     if hints and fits(graph, cluster, num_micro_batches, Hints()):
         return in_the_way(hints, lambda others: fits(graph, cluster, num_micro_batches, others))
     helps: list[str] = []
     for times in _MORE:
-        nodes = tuple(
-            replace(
-                node,
-                saved_bytes=node.saved_bytes / times,
-                working_bytes=node.working_bytes / times,
-                released_bytes=node.released_bytes / times,
-                options=tuple(replace(option, saved_bytes=option.saved_bytes / times) for option in node.options),
-            )
-            for node in graph.nodes
-        )
-        if fits(replace(graph, nodes=nodes), cluster, times * num_micro_batches):
+        if fits(_with_smaller_batches(graph, times), cluster, times * num_micro_batches):
             helps.append(f"{times * num_micro_batches} micro-batches, each {times} times smaller")
             break
     for times in _MORE:
@@ -54,16 +64,47 @@ def nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, h
             most = max(each.memory_bytes for each in more.classes)
             helps.append(f"devices of {format_bytes(most)}")
             break
+    kept, again = (n.saved_bytes for n in graph.nodes), (_least_saved(n) for n in graph.nodes)
     heaviest = max(graph.nodes, key=lambda node: node.memory_bytes)
     most = max(each.memory_bytes for each in cluster.classes)
+    where = f"{count_of(cluster.num_devices, 'device')} of {format_bytes(most)}"
+    searched = "" if tried_s is None else f"\nNot all plans could be tried in {format_seconds(tried_s)}: one may fit."
     return PlanError(
-        f"no plan fits {cluster.num_devices} devices of {format_bytes(most)}.",
+        f"no plan fits {where}." if tried_s is None else f"no plan was found that fits {where}.",
         why=f"parameters, gradients and optimizer state are {format_bytes(sum(n.memory_bytes for n in graph.nodes))} "
         f"(most in '{heaviest.name}': {format_bytes(heaviest.memory_bytes)}),\nand a micro-batch keeps "
-        f"{format_bytes(sum(n.saved_bytes for n in graph.nodes))}, all of it computed again "
-        f"{format_bytes(sum(min([n.saved_bytes, *(o.saved_bytes for o in n.options)]) for n in graph.nodes))}.",
+        f"{format_bytes(sum(kept))}, all of it computed again {format_bytes(sum(again))}.{searched}",
         hint=", or\n".join(helps) or "a smaller model, or smaller batches on far more devices",
     )
+
+
+def _least_saved(node: CostedNode) -> float:
+    """Returns what it keeps of a micro-batch in the way that keeps the least."""
+    return min([node.saved_bytes, *(option.saved_bytes for option in node.options)])
+
+
+def _with_smaller_batches(graph: CostedGraph, times: int) -> CostedGraph:
+    """Returns the graph with so many times fewer rows in a micro-batch: all bytes that these take are less."""
+    nodes = tuple(
+        replace(
+            node,
+            **{name: getattr(node, name) / times for name in _OF_MICRO_BATCHES},
+            shared_bytes={word: size / times for word, size in node.shared_bytes.items()},
+            options=tuple(replace(option, saved_bytes=option.saved_bytes / times) for option in node.options),
+        )
+        for node in graph.nodes
+    )
+    edges = tuple(
+        edge
+        if edge.is_parameter
+        else replace(
+            edge,
+            size_bytes=edge.size_bytes / times,
+            gradient_bytes=None if edge.gradient_bytes is None else edge.gradient_bytes / times,
+        )
+        for edge in graph.edges
+    )
+    return replace(graph, nodes=nodes, edges=edges)
 
 
 def in_the_way(hints: Hints, fits: Callable[[Hints], bool]) -> PlanError:

@@ -48,6 +48,16 @@ class Judge:
         """Returns whether no more than a share `kept` of the tasks that it may simulate is left."""
         return self.num_tasks_left <= kept * self.num_tasks
 
+    @property
+    def num_tasks_used(self) -> float:
+        """The tasks that it has simulated, and other work that was charged."""
+        return self.num_tasks - self.num_tasks_left
+
+    def charge(self, num_tasks: float) -> bool:
+        """Counts other work that takes as long as so many tasks; returns whether any is left."""
+        self.num_tasks_left -= num_tasks
+        return not self.is_done()
+
     def better(self, pipeline: Pipeline, than_s: float) -> Prediction | None:
         """Predicts its step, if it fits and is shorter than that; returns None too if asked again."""
         key = tuple((stage.device_class, stage.nodes, tuple(stage.options.items())) for stage in pipeline.stages)
@@ -59,7 +69,7 @@ class Judge:
         graph, cluster = self.problem.graph, self.problem.cluster
         # Of each micro-batch and stage: five tasks under two schedules, and three more with more in flight.
         self.num_tasks_left -= 8 * len(pipeline.stages) * self.num_micro_batches + len(graph.nodes)
-        if shortest_step(graph, cluster, pipeline, self.num_micro_batches) >= than_s * _SAME:
+        if than_s < math.inf and shortest_step(graph, cluster, pipeline, self.num_micro_batches) >= than_s * _SAME:
             return None
         found = predict_step(graph, cluster, pipeline, self.num_micro_batches)
         return found if found.fits and found.step_s < than_s * _SAME else None
@@ -116,7 +126,7 @@ _Known = dict[tuple[str, ...], Prediction | None]
 def _try_order(order: tuple[str, ...], known: _Known, orders: Orders, judge: Judge) -> None:
     """Adds to `known` the best of the plans with that order of devices."""
     best = known.get(order)
-    judge.num_tasks_left -= orders.work(order)
+    judge.charge(orders.work(order))
     for pipeline in orders.cuts(order):
         best = judge.better(pipeline, math.inf if best is None else best.step_s) or best
     known[order] = best

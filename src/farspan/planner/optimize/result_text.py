@@ -9,7 +9,7 @@ from farspan.plan.table import compress_runs
 from farspan.planner.optimize.best_plan import SearchResult
 from farspan.planner.optimize.moves import Borders
 from farspan.planner.prediction import Prediction, predict_step
-from farspan.units import format_bytes, format_seconds
+from farspan.units import count_of, format_bytes, format_seconds
 
 __all__ = ["explain", "format_result"]
 
@@ -27,11 +27,17 @@ def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
     lines = [str(best.plan)]
     if len({stage.device for stage in best.stages}) > 1:
         lines.append(f"ranks {_ranks(best)}")
-    if len(best.stages) == 1 and not result.problem.hints:
+    if result.is_one_device:
         lines.append("do not distribute: one device is fastest")
     error = f" +- {100 * spread:.0f} %" if spread else ""
     step = f"step {format_seconds(best.step_s)}{error}, bubble {100 * best.bubble:.0f} %"
-    lines.append(f"{step}, {best.num_micro_batches} micro-batches (forward and backward, without the optimizer)")
+    micro_batches = count_of(best.num_micro_batches, "micro-batch")
+    lines.append(f"{step}, {micro_batches} (forward and backward, without the optimizer)")
+    if best.num_micro_batches == 1 and result.problem.cluster.num_devices > 1:
+        lines.append(
+            "with one micro-batch devices work one after the other; with several they overlap: "
+            "farspan.distribute(model, micro_batches=8)"
+        )
     kept = " that keeps the hints" if result.problem.hints else ""
     lines.append(
         f"no plan of consecutive stages{kept} takes less than {format_seconds(result.bound)} "
@@ -93,7 +99,7 @@ def explain(result: SearchResult, name: str) -> str:
         known = ", ".join(f"'{node.name}'" for node in graph.nodes[:6])
         raise PlanError(
             f"the plan has no unit called '{name}'.",
-            why=f"its {len(graph.nodes)} units are {known}{', ...' if graph.nodes[6:] else '.'}",
+            why=f"its {count_of(len(graph.nodes), 'unit')} are {known}{', ...' if graph.nodes[6:] else '.'}",
             hint=f"--explain {graph.nodes[-1].name}",
         )
     node = next(each for each in graph.nodes if each.name == name)
@@ -101,10 +107,11 @@ def explain(result: SearchResult, name: str) -> str:
     again = ", and is computed again in the backward, for memory" if name in own.remat else ""
     times = f"{format_seconds(own.forward_s)} forward and {format_seconds(own.backward_s)} backward"
     why = f", {result.problem.whys[name]}" if name in result.problem.whys else ""
+    in_flight = count_of(own.in_flight, "micro-batch")
     lines = [
         f"{name} is on {own.where}, stage {stage}{why}{again}",
         f"  it holds {format_bytes(node.memory_bytes)} and keeps {format_bytes(node.saved_bytes)} of each micro-batch",
-        f"  its stage takes {times}, holds {format_bytes(own.memory_bytes)}, {own.in_flight} micro-batches in flight",
+        f"  its stage takes {times}, holds {format_bytes(own.memory_bytes)}, {in_flight} in flight",
     ]
     borders = Borders(graph, cluster)
     for other in (stage - 1, stage + 1):

@@ -29,6 +29,7 @@ from farspan.planner.partition_dp.lattice import make_lattice
 from farspan.planner.partition_dp.stages import Quantity, Rules, StageLoads
 from farspan.planner.pipeline.pairs import by_pairs
 from farspan.planner.pipeline.stage import PipelineStage
+from farspan.units import count_of
 
 __all__ = ["Objective", "Pipeline", "PipelineStage", "plan_pipeline", "stage_of"]
 
@@ -321,8 +322,9 @@ class _Search:
         from farspan.units import format_bytes
 
         most = max(each.memory_bytes for each in self.cluster.classes)
+        devices = count_of(self.cluster.num_devices, "device")
         return PlanError(
-            f"{self.graph.source}: no pipeline fits {self.cluster.num_devices} devices of {format_bytes(most)}.",
+            f"{self.graph.source}: no pipeline fits {devices} of {format_bytes(most)}.",
             why=f"the nodes keep {format_bytes(sum(node.memory_bytes for node in self.graph.nodes))}, and "
             f"{format_bytes(sum(node.saved_bytes for node in self.graph.nodes))} of each micro-batch in flight.",
             hint="more devices, smaller micro-batches, or options with remat for the nodes that keep the most",

@@ -264,7 +264,8 @@ class BatchedModel:
             if not cut.fits(numbers, sizes):
                 reasons.append("what it does depends on the number of rows")
                 continue
-            if apart.is_mean or not self._is_compared:  # what a mean is divided by is known only when it runs
+            # What a mean is divided by is known only when it runs.
+            if recorder.batches.has_numbers and (apart.is_mean or not self._is_compared):
                 worst = self._compare(recorder, call, template, tensors, cut, sizes, apart)
                 self._is_compared |= not apart.is_mean
                 if worst:

@@ -51,9 +51,11 @@ class Batches:
         is_inside: Whether a model is being called, as a whole or for one lane.
         counts: While a lane is recorded of a model that makes its loss itself: what the mean of each loss is divided
             by, which the lane leaves out; None for a sum.
+        has_numbers: Whether anything is computed. Where it is not, rules alone say that a batch may be cut.
     """
 
     models: dict[int, CutsBatches] = field(default_factory=dict[int, CutsBatches])
     window: Lanes | None = None
     is_inside: bool = False
     counts: list[float | None] | None = None
+    has_numbers: bool = True

@@ -18,6 +18,7 @@ from farspan.launch.hosts.joining.proof import prove
 from farspan.launch.hosts.remote import RemoteHost
 from farspan.launch.tcp.listening import listen_everywhere
 from farspan.launch.terminal import say
+from farspan.units import count_of
 
 __all__ = ["JoinedFleet"]
 
@@ -157,7 +158,7 @@ class JoinedFleet(Fleet):
             return
         own_address, knows_secret = link.getsockname()[0], bool(settings.text("SECRET"))
         remote = RemoteHost(host, connection, own_address=own_address, address=address, knows_secret=knows_secret)
-        say(f"farspan run: {host.name} has come, with {count} processes")
+        say(f"farspan run: {host.name} has come, with {count_of(count, 'process')}")
         if self._has_same_program(remote):
             self._waiting.append(remote)
             self._arrivals.put((number if order is None else order, remote))
