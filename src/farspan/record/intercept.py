@@ -64,6 +64,7 @@ from farspan.torch_private import (
     watch_backward_hooks,
 )
 from farspan.torch_private.flags import is_called_plainly
+from farspan.tracebacks import cut_frames
 
 __all__ = ["Intercept", "install", "watch_module"]
 
@@ -90,16 +91,21 @@ class Intercept(TorchFunctionMode):
         if func in NAMES_A_STRETCH:
             return func(*args, **kwargs)
         copies = recorder.copies
-        if (
-            (copies.by_storage or copies.of_gradients or reserved_memory)
-            and not torch.compiler.is_compiling()
-            and copies.before(func, args, kwargs)
-        ):
-            try:
-                return self._run_or_record(func, types, args, kwargs)
-            finally:
-                copies.after(args, kwargs)
-        return self._run_or_record(func, types, args, kwargs)
+        try:
+            if (
+                (copies.by_storage or copies.of_gradients or reserved_memory)
+                and not torch.compiler.is_compiling()
+                and copies.before(func, args, kwargs)
+            ):
+                try:
+                    return self._run_or_record(func, types, args, kwargs)
+                finally:
+                    copies.after(args, kwargs)
+            return self._run_or_record(func, types, args, kwargs)
+        except Exception as error:
+            if recorder.frame is recorder.root:
+                cut_frames(error)
+            raise
 
     def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
@@ -176,6 +182,17 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _run_module(module, *args, **kwargs)
     if active.recorder is not recorder:
         activate(recorder)
+    if recorder.frame is not recorder.root:
+        return _record_module(recorder, module, args, kwargs)
+    try:
+        return _record_module(recorder, module, args, kwargs)
+    except Exception as error:
+        cut_frames(error)
+        raise
+
+
+def _record_module(recorder: Recording, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a call of a module as one call, or call it so that its parts are recorded."""
     outer = recorder.frame
     if outer is recorder.root:
         if torch.jit.is_tracing():
