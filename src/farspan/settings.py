@@ -26,7 +26,18 @@ from farspan.units import parse_number
 __all__ = ["PREFIX", "TRACEBACKS", "check", "choice", "flag", "seconds", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
-_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "RECORD", "REPORT", "SAME_HOST", "SECRET", "STRAGGLER", "TRACEBACK", "VERBOSE")
+_SETTINGS = (
+    "DEADLINE",
+    "FILES",
+    "MEASURE",
+    "RECORD",
+    "REPORT",
+    "SAME_HOST",
+    "SECRET",
+    "STRAGGLER",
+    "TRACEBACK",
+    "VERBOSE",
+)
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
 _OF_RUN = ("EACH_SAVE", "ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "PROGRESS", "RESTART", "SAVED")
 _OF_ROLES = ("HOSTS", "ROLE", "SERVICES")

@@ -10,11 +10,9 @@ An error that farspan itself has made (a bug) keeps its frames. FARSPAN_TRACEBAC
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import os
 import traceback
-from collections.abc import Iterator
 from types import TracebackType
 
 from farspan import settings
@@ -22,7 +20,7 @@ from farspan.errors import FarspanError
 
 __all__ = ["NOTE", "cut_frames", "format_error", "is_own_file", "users_frames_only"]
 
-NOTE = "farspan: raised in "
+NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MACHINERY = (
@@ -70,14 +68,19 @@ def format_error(error: BaseException) -> str:
             each.__traceback__ = trace
 
 
-@contextlib.contextmanager
-def users_frames_only() -> Iterator[None]:
-    """What the body raises has the program's frames only."""
-    try:
-        yield
-    except Exception as error:
-        cut_frames(error)
-        raise
+class _Cutting:
+    """A class: `contextlib.contextmanager` would put back the traceback that was there."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            cut_frames(error)
+
+
+users_frames_only = _Cutting()
+"""A context: what its body raises has the program's frames only."""
 
 
 def _is_full() -> bool:
@@ -98,7 +101,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _is_own_mistake(error: BaseException) -> bool:
-    """Returns whether farspan's own code has raised it, unasked."""
+    """Returns whether farspan's own code has failed: not where it says torch's words, or has called what was asked."""
     if isinstance(error, FarspanError) or any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
         return False
     trace = error.__traceback__
@@ -109,8 +112,9 @@ def _is_own_mistake(error: BaseException) -> bool:
     name = trace.tb_frame.f_code.co_filename
     if not is_own_file(name):
         return False
-    line = linecache.getline(name, trace.tb_lineno)
-    return not any(call in line for call in _CALLS_THE_USERS)
+    line = linecache.getline(name, trace.tb_lineno).strip()
+    is_meant = line.startswith("raise ") or any(call in line for call in _CALLS_THE_USERS)
+    return not is_meant or isinstance(error, AssertionError)
 
 
 def _cut(trace: TracebackType | None) -> TracebackType | None:

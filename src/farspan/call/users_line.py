@@ -37,7 +37,7 @@ def note_line(error: BaseException, call: Call) -> None:
     if not line:
         line = _line_text(call.where)
     within = f"{inner}, called in {outer}," if inner not in ("", outer) else outer
-    error.add_note(f"{NOTE}{within} at {line}")
+    error.add_note(f"{NOTE}in {within} at {line}")
 
 
 def note_line_of_backward(error: BaseException, where: Any, part: str) -> None:
@@ -52,8 +52,8 @@ def note_line_of_backward(error: BaseException, where: Any, part: str) -> None:
         return
     inner, line = _innermost(error, "")
     begun = f"the backward that begins at {_line_text(where)}" if where is not None else part
-    at = f"{inner or 'a function'} at {line}\n    in " if line else ""
-    error.add_note(f"{NOTE}{at}{begun}")
+    at = f"{f'in {inner} ' if inner else ''}at {line}\n    " if line else ""
+    error.add_note(f"{NOTE}{at}in {begun}")
 
 
 def _is_noted(error: BaseException) -> bool:

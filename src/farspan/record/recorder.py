@@ -59,7 +59,6 @@ from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
-from farspan.tracebacks import users_frames_only
 
 if TYPE_CHECKING:
     from farspan.record.runtime import Engine
@@ -377,8 +376,7 @@ class Recorder:
         self.gradients.end_step()
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        with users_frames_only():
-            return self.gradients.read(lazy) if self.step_view is None else self.step_view.read(lazy)
+        return self.gradients.read(lazy) if self.step_view is None else self.step_view.read(lazy)
 
     def before_read(self, tensor: Any) -> None:
         """Run what is recorded, if it writes into a parameter or buffer of which the program asks the data."""

@@ -20,6 +20,7 @@ from farspan.torch_private import (
     make_wrapper_subclass,
     with_history,
 )
+from farspan.tracebacks import users_frames_only
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
@@ -176,7 +177,8 @@ class LazyTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """Returns the value as a plain tensor without gradient history; computes what has been recorded if
         necessary."""
-        return self._recorder.read(self)
+        with users_frames_only:
+            return self._recorder.read(self)
 
     def item(self) -> Any:
         return self.read().item()
@@ -248,7 +250,10 @@ class LazyTensor(torch.Tensor):
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+        with users_frames_only:
+            self._recorder.backward(
+                [self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+            )
 
     def register_hook(self, hook: Any) -> Any:
         return register_hook(self, hook)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farspan.call.wire.checked import damaged
+from farspan.execute.abort.aborted import mark_raised_by
 from farspan.execute.agreement.names import agree_on_names
 from farspan.execute.step.generator_states import load_generators, save_generators
-from farspan.execute.abort.aborted import mark_raised_by
 from farspan.record.across_ranks.resolved_calls import resolve_from_text, text_for_others
 
 if TYPE_CHECKING:

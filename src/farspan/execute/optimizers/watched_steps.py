@@ -28,6 +28,7 @@ from farspan.torch_private import (
     has_step_hooks,
     load_between_hooks,
 )
+from farspan.tracebacks import users_frames_only
 
 __all__ = ["watch_optimizers", "watch_state"]
 
@@ -191,11 +192,13 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if has_step_hooks(optimizer) and _is_outermost():
         call_inside_step_hooks(optimizer, _begin_inside, _end_inside)
         return None
-    return _begin_step(optimizer, args, kwargs)
+    with users_frames_only:
+        return _begin_step(optimizer, args, kwargs)
 
 
 def _begin_inside(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    return _begin_step(optimizer, args, kwargs) if _is_outermost() else None
+    with users_frames_only:
+        return _begin_step(optimizer, args, kwargs) if _is_outermost() else None
 
 
 def _end_inside(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

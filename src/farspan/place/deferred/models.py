@@ -14,6 +14,7 @@ from torch import nn
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.guard import guard_all, unguarded
 from farspan.torch_private import tree_leaves
+from farspan.tracebacks import cut_frames
 
 __all__ = ["Offered", "digest_of", "fill_all", "fill_tensor", "guarded_on_error", "open_model"]
 
@@ -27,8 +28,9 @@ def guarded_on_error(function: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             guard_all()
+            cut_frames(error)
             raise
 
     return cast("_Function", call)
