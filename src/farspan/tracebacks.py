@@ -24,6 +24,7 @@ NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MACHINERY = (
+    "/contextlib.py",
     "/torch/_compile.py",
     "/torch/_decomp/",
     "/torch/_dynamo/",
@@ -36,7 +37,7 @@ _MACHINERY = (
     "/torch/overrides.py",
     "/torch/utils/_device.py",
 )
-"""Files of torch that run below farspan's modes, where the plain program would be in C++."""
+"""Files that run below farspan's modes, where the plain program would be in C++, or has nothing."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
 
 

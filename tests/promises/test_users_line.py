@@ -15,6 +15,7 @@ from tests.support.warm.commands import farspan_run
 FOLDER = Path(__file__).parent / "mistakes"
 SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 22}
 OTHER_MESSAGES = {
+    "backward twice": "what went through the graph before is named",
     "device": "the device is found wrong in another place",
     "broken": "a recorded tensor is a LazyTensor",
     "result": "a recorded tensor is a LazyTensor",

@@ -189,6 +189,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     except Exception as error:
         cut_frames(error)
         raise
+    finally:
+        recorder.current.end_model()
 
 
 def _record_module(recorder: Recording, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
