@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from farspan.control.tree.numbers import ancestors
 from farspan.control.wire import LINK_DEAD_S
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
-from farspan.tracebacks import format_error
+from farspan.launch.raised.tracebacks import format_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -363,7 +363,6 @@ class Recorder:
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:
                 self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
-        self.current.begin_model(find_where(3))
 
     def enter_optimizer(self) -> None:
         """Records nothing until `leave_optimizer`."""

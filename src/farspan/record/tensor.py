@@ -12,6 +12,7 @@ import torch
 from farspan.call.leaf import LeakError, WholeError
 from farspan.errors import RecordError
 from farspan.graph import plain_of
+from farspan.launch.raised.tracebacks import users_frames_only
 from farspan.record.nodes.tensor_hooks import Node, is_retained, register_hook, retain_grad
 from farspan.torch_private import (
     DisableTorchFunction,
@@ -20,7 +21,6 @@ from farspan.torch_private import (
     make_wrapper_subclass,
     with_history,
 )
-from farspan.tracebacks import users_frames_only
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed

@@ -32,9 +32,9 @@ from farspan.call.side_effects.leaks import remove_leaked
 from farspan.call.surroundings.around import AroundError
 from farspan.errors import FarspanError
 from farspan.graph import Meta
+from farspan.launch.raised.tracebacks import format_error
 from farspan.launch.rank.interrupts import signals_held
 from farspan.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device, silent_fakes
-from farspan.tracebacks import format_error
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Target

@@ -19,6 +19,7 @@ from farspan.execute.optimizers.states import GivenState, for_this_rank, placed_
 from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.optimizers.steps.in_gradient_hooks import check_step_in_hook
 from farspan.execute.process.world import current_engine
+from farspan.launch.raised.tracebacks import users_frames_only
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
 from farspan.record.unrecorded import unrecorded
@@ -28,7 +29,6 @@ from farspan.torch_private import (
     has_step_hooks,
     load_between_hooks,
 )
-from farspan.tracebacks import users_frames_only
 
 __all__ = ["watch_optimizers", "watch_state"]
 

@@ -24,11 +24,11 @@ from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
 from farspan.execute.engine import Engine
 from farspan.execute.process.exit_code import exit_code, watch_exit
+from farspan.launch.raised.tracebacks import cut_frames
 from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
 from farspan.launch.rank.process_end import at_process_end, write_open_files
 from farspan.outputs import write_line
-from farspan.tracebacks import cut_frames
 
 __all__ = ["fail_at_end", "watch_end"]
 

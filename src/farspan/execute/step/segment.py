@@ -29,7 +29,7 @@ from farspan.call.pytree.template import flatten, plain_arguments, rebuild
 from farspan.call.side_effects.attributes import real_attributes, watched_attributes
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
-from farspan.call.users_line import note_line, note_line_of_backward
+from farspan.call.wire.users_line import note_line, note_line_of_backward
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
@@ -374,8 +374,7 @@ def _source_of(edge: Edge, part: BackwardSegment, parameters: Mapping[str, Place
 
 def _release(part: BackwardSegment) -> None:
     """Release what only this backward needed."""
-    segment = part.segment
-    if segment is None:
+    if (segment := part.segment) is None:
         return
     over = set(part.calls)
     for value in [*(edge.key for edge in part.incoming if not isinstance(edge.key, str)), *part.backward.roots]:

@@ -7,8 +7,8 @@ import os
 import time
 
 from farspan.errors import FarspanError, RemoteError
+from farspan.launch.raised.tracebacks import format_error
 from farspan.outputs import write_text
-from farspan.tracebacks import format_error
 
 __all__ = ["is_of_another_rank", "leave_error"]
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from farspan.launch.raised.tracebacks import cut_frames
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.guard import guard_all, unguarded
 from farspan.torch_private import tree_leaves
-from farspan.tracebacks import cut_frames
 
 __all__ = ["Offered", "digest_of", "fill_all", "fill_tensor", "guarded_on_error", "open_model"]
 

@@ -21,9 +21,9 @@ from farspan.call.side_effects.attributes import attributes_with_tensors, holds_
 from farspan.call.side_effects.hidden import generators_held
 from farspan.call.side_effects.registered import Registered
 from farspan.call.surroundings.around import nothing_changed_around
-from farspan.call.users_line import note_line
 from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.call.wire.structure import entry_from_json, entry_to_json
+from farspan.call.wire.users_line import note_line
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.record.across_ranks.drawing import path_of

@@ -10,7 +10,7 @@ import torch
 
 from farspan.call.modes import apply_modes
 from farspan.call.pytree.template import flatten, rebuild
-from farspan.call.users_line import note_line
+from farspan.call.wire.users_line import note_line
 from farspan.graph import Value
 from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, sources_of, viewed_by
 from farspan.record.unrecorded import plainly

@@ -12,7 +12,7 @@ import pytest
 from tests.support.ranks import run_processes
 from tests.support.warm.commands import farspan_run
 
-FOLDER = Path(__file__).parent / "mistakes"
+FOLDER = Path(__file__).parent
 SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 22}
 OTHER_MESSAGES = {
     "backward twice": "what went through the graph before is named",

@@ -14,7 +14,7 @@ from torch import nn
 
 from farspan.call.draws.frame import name_of_module
 from farspan.call.naming import is_users_file
-from farspan.tracebacks import NOTE
+from farspan.launch.raised.tracebacks import NOTE
 
 if TYPE_CHECKING:
     from farspan.graph import Call

@@ -22,7 +22,7 @@ __all__ = ["NOTE", "cut_frames", "format_error", "is_own_file", "users_frames_on
 
 NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _MACHINERY = (
     "/contextlib.py",
     "/torch/_compile.py",
