@@ -18,7 +18,7 @@ from types import TracebackType
 from farspan import settings
 from farspan.errors import FarspanError
 
-__all__ = ["NOTE", "cut_frames", "format_error", "is_own_file", "users_frames_only"]
+__all__ = ["NOTE", "cut_frames", "format_error", "users_frames_only"]
 
 NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
@@ -37,13 +37,8 @@ _MACHINERY = (
     "/torch/overrides.py",
     "/torch/utils/_device.py",
 )
-"""Files that run below farspan's modes, where the plain program would be in C++, or has nothing."""
+"""Files whose frames stand below farspan's only because of it: the plain program is in C++ there, or has none."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
-
-
-def is_own_file(name: str) -> bool:
-    """Returns whether a file is farspan's."""
-    return name.startswith(_OWN)
 
 
 def cut_frames(error: BaseException) -> None:
@@ -85,7 +80,7 @@ users_frames_only = _Cutting()
 
 
 def _is_full() -> bool:
-    return settings.choice("TRACEBACK", settings.TRACEBACKS, default="short") == "full"
+    return settings.text("TRACEBACK") == "full"  # another word is refused at the start, and must not hide an error here
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -111,7 +106,7 @@ def _is_own_mistake(error: BaseException) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     name = trace.tb_frame.f_code.co_filename
-    if not is_own_file(name):
+    if not name.startswith(_OWN):
         return False
     line = linecache.getline(name, trace.tb_lineno).strip()
     is_meant = line.startswith("raise ") or any(call in line for call in _CALLS_THE_USERS)
@@ -124,7 +119,7 @@ def _cut(trace: TracebackType | None) -> TracebackType | None:
     is_below_own = False
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if is_own_file(name):
+        if name.startswith(_OWN):
             is_below_own = True
         elif not (is_below_own and any(part in name for part in _MACHINERY)):
             kept.append(trace)
