@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +38,9 @@ def test_the_version_can_be_typed_into_a_bug_report_and_costs_nothing_until_then
     ],
 )
 def test_a_keyword_that_does_not_exist_is_answered_with_the_nearest(given: str, words: str) -> None:
+    keywords: Any = {given: 4}
     with pytest.raises(TypeError) as caught:
-        farspan.distribute(nn.Linear(2, 2), **{given: 4})
+        farspan.distribute(nn.Linear(2, 2), **keywords)
     assert words in str(caught.value)
 
 

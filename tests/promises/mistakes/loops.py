@@ -116,6 +116,14 @@ class Rows(Dataset[Tensor]):
         return X[index] if index < 4 else X[index + 100]  # here: dataset
 
 
+class TensorRows(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Tensor:
+        return X[index]
+
+
 class Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         yield X[0]
@@ -202,7 +210,7 @@ run_all(
         "result": wrong_result, "dataset": over(DataLoader(Rows(), batch_size=2)),
         "dataset, in a worker": over(DataLoader(Rows(), batch_size=2, num_workers=1, multiprocessing_context="fork")),
         "stream": over(DataLoader(Stream(), batch_size=1)), "generator": over(batches()),
-        "collate": over(DataLoader([*X], batch_size=2, collate_fn=collate)), "own optimizer": own_optimizer,
+        "collate": over(DataLoader(TensorRows(), batch_size=2, collate_fn=collate)), "own optimizer": own_optimizer,
         "step hook": step_hook, "closure": closure, "scheduler": scheduler, "item": read_item, "numpy": read_numpy,
         "bool": read_bool,
     }

@@ -92,7 +92,8 @@ def _chain(error: BaseException) -> list[BaseException]:
         if each is not None and id(each) not in found:
             found[id(each)] = each
             todo += [each.__cause__, each.__context__]
-            todo += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            parts: tuple[BaseException, ...] = getattr(each, "exceptions", ())
+            todo += parts if isinstance(each, BaseExceptionGroup) else ()
     return [*found.values()]
 
 
