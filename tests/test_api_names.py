@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 import torch
 from tests.support.ranks import run_threads
 from torch import nn
@@ -16,6 +18,30 @@ def test_dir_shows_the_public_names_before_and_after_their_first_use() -> None:
     program = "import farspan; print(set(farspan.__all__) - set(dir(farspan)), 'torch' in __import__('sys').modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "set() False"
+
+
+def test_the_version_can_be_typed_into_a_bug_report_and_costs_nothing_until_then() -> None:
+    program = "import farspan, sys; print('importlib.metadata' in sys.modules, farspan.__version__, *dir(farspan))"
+    loaded, version, *names = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert loaded == "False" and version[0].isdigit() and "__version__" in names
+    assert version == farspan.__version__
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("microbatches", "distribute() has no keyword microbatches: did you mean micro_batches?"),
+        ("tensor_paralel", "did you mean tensor_parallel?"),
+        ("xyzzy", "distribute() has no keyword xyzzy: it has model, plan, stages, remat"),
+    ],
+)
+def test_a_keyword_that_does_not_exist_is_answered_with_the_nearest(given: str, words: str) -> None:
+    keywords: Any = {given: 4}
+    with pytest.raises(TypeError) as caught:
+        farspan.distribute(nn.Linear(2, 2), **keywords)
+    assert words in str(caught.value)
 
 
 class WithAMethod(nn.Linear):

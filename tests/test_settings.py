@@ -64,6 +64,15 @@ def test_all_flags_are_checked_before_ranks_start(name: str, monkeypatch: pytest
         settings.check()
 
 
+def test_tracebacks_are_short_or_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("full", "short", ""):
+        monkeypatch.setenv("FARSPAN_TRACEBACK", text)
+        settings.check()
+    monkeypatch.setenv("FARSPAN_TRACEBACK", "none")
+    with pytest.raises(LaunchError, match="'short': the program's frames and torch's"):
+        settings.check()
+
+
 def test_a_long_variable_is_quoted_in_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARSPAN_VERBOSE", "y" * 100_000)
     with pytest.raises(LaunchError) as caught:

@@ -11,6 +11,8 @@ from farspan.launch.rank.imports import while_imported
 from farspan.launch.rank.interrupts import signals_held
 
 if TYPE_CHECKING:
+    __version__: str
+
     from farspan.api import data_rank as data_rank
     from farspan.api import data_world as data_world
     from farspan.api import deferred_init as deferred_init
@@ -86,14 +88,25 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Resolve public names on first use, so that importing farspan does not import torch."""
+    if name == "__version__":
+        return _version()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'farspan' has no attribute {name!r}")
     return getattr(import_module(home), name)
 
 
+def _version() -> str:
+    from importlib import metadata  # takes longer than all else here
+
+    try:
+        return metadata.version("farspan")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # run from its source
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 while_imported("torch", signals_held)

@@ -12,7 +12,7 @@ from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.adapters.shares import number_of_groups, this_group
-from farspan.errors import PlanError
+from farspan.errors import PlanError, naming_keywords
 from farspan.execute.optimizers.watched_steps import watch_optimizers
 from farspan.execute.process.world import (
     begin_recording,
@@ -65,6 +65,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 @guarded_on_error
+@naming_keywords
 def distribute(
     model: _Model | Callable[[], _Model],
     *,

@@ -7,8 +7,11 @@ PlanError: no stage owns the parameter 'head.weight'.
 
 from __future__ import annotations
 
+import functools
 import re
 import reprlib
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 __all__ = [
     "CheckpointError",
@@ -21,10 +24,12 @@ __all__ = [
     "RecordError",
     "RemoteError",
     "ServiceError",
+    "naming_keywords",
     "printable",
     "quoted",
 ]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _INDENT = "\n       "
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST_LINE, _KEPT_START, _KEPT_END = 600, 400, 160
@@ -137,3 +142,33 @@ class DamageError(CheckpointError):
 
 class LaunchError(FarspanError):
     """The processes could not be started, or could not find each other."""
+
+
+def naming_keywords(function: _Function) -> _Function:
+    """Lets a function name the nearest of its keywords where it is given one that it does not have.
+
+    >>> @naming_keywords
+    ... def cut(*, micro_batches=1): ...
+    >>> cut(microbatches=4)
+    Traceback (most recent call last):
+    TypeError: cut() has no keyword microbatches: did you mean micro_batches?
+    """
+    import inspect
+
+    known = inspect.signature(function).parameters.keys()
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not known >= kwargs.keys():
+            unknown = next(name for name in kwargs if name not in known)
+            raise TypeError(f"{function.__name__}() has no keyword {unknown}: {_advice(unknown, [*known])}")
+        return function(*args, **kwargs)
+
+    return cast("_Function", call)
+
+
+def _advice(unknown: str, known: list[str]) -> str:
+    import difflib  # only where it is of use
+
+    near = difflib.get_close_matches(unknown[:100], known, n=1)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"

@@ -8,6 +8,7 @@
     FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
     FARSPAN_SECRET       what all ranks of a run know and nobody else (new for each run)
     FARSPAN_STRAGGLER    seconds for which a rank must be slower than the others before the plan is searched again (30)
+    FARSPAN_TRACEBACK    whose frames tracebacks show: "short" (the program's and torch's) or "full" (farspan's too)
     FARSPAN_VERBOSE      whether farspan says more on standard error (no)
 
 Yes and no are written as 1, true, yes, on and 0, false, no, off, in any case. `farspan run` sets other variables of
@@ -22,14 +23,26 @@ from collections.abc import Iterable, Mapping
 from farspan.errors import LaunchError, quoted
 from farspan.units import parse_number
 
-__all__ = ["PREFIX", "check", "choice", "flag", "seconds", "text", "unknown_names"]
+__all__ = ["PREFIX", "TRACEBACKS", "check", "choice", "flag", "seconds", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
-_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "RECORD", "REPORT", "SAME_HOST", "SECRET", "STRAGGLER", "VERBOSE")
+_SETTINGS = (
+    "DEADLINE",
+    "FILES",
+    "MEASURE",
+    "RECORD",
+    "REPORT",
+    "SAME_HOST",
+    "SECRET",
+    "STRAGGLER",
+    "TRACEBACK",
+    "VERBOSE",
+)
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
 _OF_RUN = ("EACH_SAVE", "ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "PROGRESS", "RESTART", "SAVED")
 _OF_ROLES = ("HOSTS", "ROLE", "SERVICES")
 _KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, *_OF_RUN, *_OF_ROLES))
+TRACEBACKS = {"short": "the program's frames and torch's", "full": "farspan's own too"}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LONGEST_DEADLINE_S = 1e9
 
@@ -109,6 +122,7 @@ def check() -> None:
     flag("RECORD", default=False)
     flag("SAME_HOST", default=True)
     flag("VERBOSE", default=False)
+    choice("TRACEBACK", TRACEBACKS, default="short")
     seconds("DEADLINE", default=300.0)
     seconds("STRAGGLER", default=30.0)
 

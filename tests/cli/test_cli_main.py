@@ -62,6 +62,20 @@ def test_starting_processes_imports_no_torch(farspan):
     assert result.returncode == 0, result.stderr
 
 
+def test_an_option_behind_the_script_is_pointed_out(farspan, tmp_path):
+    result = farspan("run", "-n", "1", "train.py", "--max-restarts=3", "--verbose")
+    assert result.stdout.strip() == "0 ['--max-restarts=3', '--verbose'] None None"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("farspan: --max-restarts after the script is given to the script; farspan's options come ")
+    assert line.endswith("before it: farspan run --max-restarts ... train.py")
+
+
+def test_an_option_that_the_script_has_itself_is_not(farspan, tmp_path):
+    (tmp_path / "train.py").write_text(f"{SHOW}# parser.add_argument('--report')\n")
+    result = farspan("run", "-n", "1", "train.py", "--report", "x.json")
+    assert result.stdout.strip() == "0 ['--report', 'x.json'] None None" and result.stderr == ""
+
+
 def test_version(farspan):
     result = farspan("--version")
     assert result.returncode == 0

@@ -129,7 +129,7 @@ def test_uncaught_it_ends_all_ranks_with_one_traceback(tmp_path: Path) -> None:
     assert (first.code, second.code) == (1, 1)
     what, why, hint = first.stderr.splitlines()[-3:]
     assert what == "RemoteError: rank 1 failed: ValueError: too large"
-    assert why.startswith("  why  farspan: raised in 2 at ")
+    assert why.startswith("  why  farspan: raised in 2 (Guard) at ")
     assert hint == "  try  rank 1's log has its full traceback"
     assert "Traceback" not in first.stderr
     assert second.stderr.count("ValueError: too large") == 1 and "raise ValueError" in second.stderr

@@ -21,6 +21,7 @@ __all__ = [
     "SHOWS",
     "find_where",
     "format_where",
+    "is_users_file",
     "is_torchs_own",
     "name_of",
 ]
@@ -122,6 +123,14 @@ def is_torchs_own(target: Any) -> bool:
         return target.__module__ in _IN_PYTHON
     room = getattr(target, "__module__", None)
     return isinstance(target, _IN_C) and (room is None or room.startswith("torch."))
+
+
+def is_users_file(name: str) -> bool:
+    """Returns whether the code of a file is the user's, or a library's that it uses: not torch's, not farspan's."""
+    found = _is_users.get(name)
+    if found is None:
+        found = _is_users[name] = not name.startswith(_NOT_USERS)
+    return found
 
 
 def find_where(num_callers: int = 1) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from farspan.control.tree.numbers import ancestors
 from farspan.control.wire import LINK_DEAD_S
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
+from farspan.launch.raised.tracebacks import format_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -129,7 +130,7 @@ def described(error: BaseException) -> Header:
         "what": clip_head(f"{type(error).__name__}: {first}", MAX_TEXT),
         "why": clip_head("\n".join(filter(None, [why, *notes])), MAX_TEXT),
         "hint": clip_head(hint, MAX_TEXT),
-        "traceback": clip_tail("".join(traceback.format_exception(error)), MAX_TRACEBACK),
+        "traceback": clip_tail(format_error(error), MAX_TRACEBACK),
     }
 
 

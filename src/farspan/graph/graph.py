@@ -31,7 +31,17 @@ _CALL, _SOURCE, _BACKWARD, _MORE = range(4)
 class Graph(MicroBatch):
     """One micro-batch as a graph. Its `content` says the same in numbers, equal on all ranks that recorded the same."""
 
-    __slots__ = ("_module_calls", "_names", "_num_read", "_read_level", "content", "floor", "record", "sources")
+    __slots__ = (
+        "_module_calls",
+        "_names",
+        "_num_read",
+        "_read_level",
+        "content",
+        "floor",
+        "model_calls",
+        "record",
+        "sources",
+    )
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -48,12 +58,32 @@ class Graph(MicroBatch):
         self._read_level: dict[tuple[Value, int], int] = {}
         """The deepest level at which a stage uses a value, for the first `_num_read` calls."""
         self._num_read = 0
+        self.model_calls: list[tuple[int, int, Any]] = []
+        """What the program has called from outside any module: number of the first call, of the one behind the last (-1
+        while it runs), and the program's line."""
         self.floor = 0
         """The least level of the calls to come: what was recorded before a hook is in earlier segments."""
         self._module_calls: list[Call] = []
         """The calls of modules, which use parameters by their names."""
         self._names: set[str] = set()
         """Names of parameters that are used outside their one leaf."""
+
+    def begin_model(self, where: Any) -> None:
+        """The program calls a module from its own code, at a line."""
+        self.model_calls.append((len(self.calls), -1, where))
+
+    def end_model(self) -> None:
+        """The module that was called last has returned."""
+        if self.model_calls:
+            self.model_calls[-1] = (self.model_calls[-1][0], len(self.calls), self.model_calls[-1][2])
+
+    def line_of(self, call: Call) -> Any:
+        """Returns the program's line that has called the module in which `call` was made; its own where there is
+        none."""
+        for first, end, where in reversed(self.model_calls):
+            if first <= call.index and (end < 0 or call.index < end):
+                return where
+        return call.where
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""

@@ -12,6 +12,7 @@ import torch
 from farspan.call.leaf import LeakError, WholeError
 from farspan.errors import RecordError
 from farspan.graph import plain_of
+from farspan.launch.raised.tracebacks import users_frames_only
 from farspan.record.nodes.tensor_hooks import Node, is_retained, register_hook, retain_grad
 from farspan.torch_private import (
     DisableTorchFunction,
@@ -176,7 +177,8 @@ class LazyTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """Returns the value as a plain tensor without gradient history; computes what has been recorded if
         necessary."""
-        return self._recorder.read(self)
+        with users_frames_only:
+            return self._recorder.read(self)
 
     def item(self) -> Any:
         return self.read().item()
@@ -248,7 +250,10 @@ class LazyTensor(torch.Tensor):
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+        with users_frames_only:
+            self._recorder.backward(
+                [self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+            )
 
     def register_hook(self, hook: Any) -> Any:
         return register_hook(self, hook)

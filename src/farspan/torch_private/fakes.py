@@ -7,10 +7,11 @@ import functools
 import logging
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -113,16 +114,30 @@ def become_parameter(fake: torch.Tensor, *, requires_grad: bool) -> torch.Tensor
 @contextmanager
 def silent_fakes() -> Iterator[None]:
     """Let fake tensors raise their errors in the body without logging them: there it is tried whether they fail."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.addFilter(_drop)
+    if not _Silence.filters:
+        logging.getLogger("torch._subclasses.fake_tensor").addFilter(_Silence.lets_through)
+    _Silence.filters = True
+    number = threading.get_ident()
+    depth = _Silence.threads.get(number, 0)
+    _Silence.threads[number] = depth + 1
     try:
         yield
     finally:
-        log.removeFilter(_drop)
+        if depth:
+            _Silence.threads[number] = depth
+        else:
+            del _Silence.threads[number]
 
 
-def _drop(record: logging.LogRecord) -> bool:
-    return False
+class _Silence:
+    """The threads in which fake tensors do not log."""
+
+    threads: ClassVar[dict[int, int]] = {}
+    filters: ClassVar[bool] = False
+
+    @staticmethod
+    def lets_through(record: logging.LogRecord) -> bool:
+        return threading.get_ident() not in _Silence.threads
 
 
 def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Callable[[torch.Tensor], None]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "key_of_module",
     "mixed",
     "name_module",
+    "name_of_module",
     "seed_of",
 ]
 
@@ -39,6 +40,7 @@ _APART = 1 << 40
 """Added to the numbers of calls that are counted apart."""
 _key_of_function: dict[Any, int] = {}
 _key_of_module: dict[int, int] = {}
+_name_of_module: dict[int, str] = {}
 
 
 class Frame:
@@ -109,13 +111,20 @@ def key_of_module(module: Any) -> int:
     return _key_of_module[id(module)]
 
 
+def name_of_module(module: Any) -> str | None:
+    """Returns the name that `name_module` has given a module, None where it has given none."""
+    return _name_of_module.get(id(module))
+
+
 def name_module(module: Any, name: str) -> None:
     """Let `module` be known in paths as `name`."""
     _key_of_module[id(module)] = key_of(name)
+    _name_of_module[id(module)] = name
 
 
 def forget_module(module_id: int) -> None:
     _key_of_module.pop(module_id, None)
+    _name_of_module.pop(module_id, None)
 
 
 def seed_of(path: Path) -> int:

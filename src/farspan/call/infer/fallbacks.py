@@ -32,8 +32,9 @@ from farspan.call.side_effects.leaks import remove_leaked
 from farspan.call.surroundings.around import AroundError
 from farspan.errors import FarspanError
 from farspan.graph import Meta
+from farspan.launch.raised.tracebacks import format_error
 from farspan.launch.rank.interrupts import signals_held
-from farspan.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
+from farspan.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device, silent_fakes
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Target
@@ -62,7 +63,8 @@ def _find_out(
     raised: Raised | None = None
     outside = placed if type(target) is Leaf else ()
     try:
-        entry = _predict_on_fakes(target, template, metas, modes, made, outside)
+        with silent_fakes():
+            entry = _predict_on_fakes(target, template, metas, modes, made, outside)
     except LeakError as error:
         _forget_frames(error, handled)
         remove_leaked(made)
@@ -74,7 +76,7 @@ def _find_out(
         if not is_of_users and not is_fake_limit(error):
             raise
         if not is_fake_limit(error):
-            raised = Raised(error, "".join(traceback.format_exception(error)))
+            raised = Raised(error, format_error(error))
         limit = error
     else:
         if remove_leaked(made) and type(target) is Leaf:
@@ -84,7 +86,8 @@ def _find_out(
     remove_leaked(made)
     if isinstance(limit, DynamicOutputShapeException):
         try:
-            return predict(target, template, metas, modes, is_symbolic=True, outside=outside)
+            with silent_fakes():
+                return predict(target, template, metas, modes, is_symbolic=True, outside=outside)
         except LeakError:
             raise
         except DynamicShapeError:

@@ -60,7 +60,8 @@ class Dispute:
         """A rank shows what it has recorded."""
         entries = json.loads(bytes(payload))
         self._histories[rank] = [
-            (int(entry[0]), str(entry[1]), str(entry[2]) if len(entry) > 2 else "") for entry in entries
+            (int(digest), str(words), str(more[0]) if more else "", str(more[1]) if len(more) > 1 else "")
+            for digest, words, *more in entries
         ]
         if header.get("raised"):
             self._raised[rank] = header["raised"]
@@ -69,10 +70,9 @@ class Dispute:
     def failure(self) -> Header:
         """Returns the failure that the difference means."""
         histories = self._of_all(self._histories)
-        hint = HINT
         if self._ended:
-            what, why = describe_ended(self._ended, self.starts, histories)
-            hint = _hint_of(histories) or HINT
+            what, why, hint = describe_ended(self._ended, self.starts, histories)
+            hint = hint or _hint_of(histories) or HINT
         else:
             what, why, hint = describe_difference(self.starts, histories)
         by_rank = self._of_all(self._raised)

@@ -19,14 +19,34 @@ if TYPE_CHECKING:
 __all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "first_difference", "history_to_json"]
 
 _log = logging.getLogger(__name__)
-Entry = tuple[int, str] | tuple[int, str, str]
+Entry = tuple[int, str] | tuple[int, str, str] | tuple[int, str, str, str]
 History = list[Entry]
-"""The actions of a rank in one step, in order: (digest, description), and perhaps what to try where it differs."""
+"""The actions of a rank in one step, in order: (digest, description), and perhaps what to try where it differs, and the
+line of the program's loop."""
 
 HINT = (
     "make every rank run the same Python: same branches, same batches, same order;\n"
     "rank-dependent code may only read values after optimizer.step()"
 )
+ONE_RANK = (
+    "is it under `if farspan.rank() == 0`, or another condition that is not the same on all ranks? Take it\n"
+    "out from under it: all ranks run the model together, and printing and saving are rank 0's anyway"
+)
+MORE_OFTEN = (
+    "are there as many batches on every rank? Let all go through the loop as often: the same loader on all ranks,\n"
+    "or farspan.from_rank(0, batch)"
+)
+AFTER_THE_END = (
+    "is that line under `if farspan.rank() == 0`? Take it out from under it: all ranks run the model together, and\n"
+    "printing and saving are rank 0's anyway. Is it in the loop? Let all go through it as often: the same loader\n"
+    "on all ranks, or farspan.from_rank(0, batch)"
+)
+ORDER = (
+    "the ranks do the same in another order: sort what the program goes through, for a set of strings (and what\n"
+    "os.listdir gives) has another order in each process"
+)
+_OF_THE_LOOP = ("end of the step", "step()", "step(), with hooks,", "zero_grad()", "backward() at")
+"""The beginnings of what a loop does besides calling its model."""
 _ENDS = "ends here (step begins)"
 _MAX_VARIANTS = 4
 _MAX_DESCRIPTION = 240
@@ -56,6 +76,8 @@ def describe_difference(
     variants: dict[tuple[object, ...], list[int]] = {}
     texts: dict[tuple[object, ...], str] = {}
     hints: list[str] = []
+    lines_of: dict[int, str] = {}
+    is_at_end: set[int] = set()
     for rank in sorted(starts):
         step, digest = starts[rank]
         entry: Entry | None = None
@@ -65,8 +87,13 @@ def describe_difference(
             entry = full[rank][index]
             text = clip_head(entry[1], _MAX_DESCRIPTION)
             hints += entry[2:3] if len(entry) > 2 and entry[2] else ()
+            if len(entry) > 3 and entry[3]:
+                lines_of[rank] = entry[3]
+            elif text.startswith(_OF_THE_LOOP):
+                is_at_end.add(rank)
         else:
             text = _ENDS
+            is_at_end.add(rank)
         key: tuple[object, ...] = (entry[0] if entry else text,)
         if len(steps) > 1:
             key, text = (step, *key), f"step {step}: {text}"
@@ -79,13 +106,38 @@ def describe_difference(
     lines = [f"{name_ranks(ranks)}: {texts[key]}" for key, ranks in variants.items()]
     if len(lines) > _MAX_VARIANTS:
         lines[_MAX_VARIANTS - 1 :] = [f"and {len(lines) - _MAX_VARIANTS + 1} other variants"]
+    if index is not None and _are_permutations(list(full.values())):
+        return what, "\n".join(lines), ORDER
+    if len(set(lines_of.values())) > 1 and len(lines_of) == len(starts):
+        return what, "\n".join([*lines, f"{_name_lines(lines_of)}."]), ONE_RANK
+    if lines_of and is_at_end and is_at_end == starts.keys() - lines_of.keys():
+        before = {entry[3] for rank in is_at_end for entry in full[rank] if len(entry) > 3}
+        if before.isdisjoint(lines_of.values()):
+            return what, "\n".join([*lines, f"only {_name_lines(lines_of)}."]), ONE_RANK
+        return what, "\n".join([*lines, f"{_name_lines(lines_of)} more often than the others."]), MORE_OFTEN
     return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
+
+
+def _name_lines(lines_of: Mapping[int, str]) -> str:
+    """Returns which ranks have called the model at which lines of the loop."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, line in sorted(lines_of.items()):
+        ranks_at.setdefault(line, []).append(rank)
+    parts = [f"{name_ranks(ranks)} {{}}{line}" for line, ranks in ranks_at.items()]
+    words = ["called the model at ", *["at "] * (len(parts) - 1)]
+    return ", ".join([part.format(word) for part, word in zip(parts, words, strict=True)][:_MAX_VARIANTS])
+
+
+def _are_permutations(histories: Sequence[History]) -> bool:
+    """Returns whether all have done the same, in another order."""
+    found = [sorted(entry[0] for entry in history) for history in histories]
+    return bool(found[0]) and all(each == found[0] for each in found)
 
 
 def describe_ended(
     ended: Sequence[int], waiting: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
-) -> tuple[str, str]:
-    """Describes, as (what, why), that some ranks have ended their program while others begin a step."""
+) -> tuple[str, str, str]:
+    """Describes, as (what, why, hint), that some ranks have ended their program while others begin a step."""
     step = min(step for step, _ in waiting.values())
     verb, program = ("has", "its program") if len(ended) == 1 else ("have", "their programs")
     verb_waiting = "waits" if len(waiting) == 1 else "wait"
@@ -93,7 +145,14 @@ def describe_ended(
     last = [history[-1][1] for _, history in sorted(histories.items()) if history]
     if last:
         what += f" at {clip_head(last[0], _MAX_DESCRIPTION)}"
-    return what, f"a step needs every rank, and {name_ranks(ended)} will not begin step {step}"
+    why = f"a step needs every rank, and {name_ranks(ended)} will not begin step {step}"
+    lines_of = {rank: line for rank, history in histories.items() if (line := _first_line(history))}
+    return what, f"{why}.\n{_name_lines(lines_of)}." if lines_of else why, AFTER_THE_END if lines_of else ""
+
+
+def _first_line(history: History) -> str:
+    """Returns the line of the loop at which a rank has called the model first; "" if it has not."""
+    return next((entry[3] for entry in history if len(entry) > 3 and entry[3]), "")
 
 
 def history_to_json(history: Callable[[int], Sequence[Entry]] | None, step: int) -> bytes:
@@ -102,11 +161,12 @@ def history_to_json(history: Callable[[int], Sequence[Entry]] | None, step: int)
     try:
         for entry in history(step)[:_MAX_ENTRIES] if history else ():
             digest, words = int(entry[0]), clip_head(str(entry[1]), _MAX_SENT)
-            found.append((digest, words, entry[2]) if len(entry) == 3 else (digest, words))
+            more = [clip_head(str(each), _MAX_HINT) for each in entry[2:]]
+            found.append((digest, words, *more))  # type: ignore[arg-type]
     except Exception as error:
         _log.exception("the history of step %s cannot be shown", step)
         found = [(-1, f"(its history cannot be shown: {error!r})")]
     return json.dumps(found).encode()
 
 
-_MAX_SENT, _MAX_ENTRIES = 300, 200_000
+_MAX_SENT, _MAX_HINT, _MAX_ENTRIES = 300, 600, 200_000

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farspan.execute.running import Running
     from farspan.program.program import Program
 
-__all__ = ["check_computed", "end_aborted", "rank_that_raised", "report_of"]
+__all__ = ["check_computed", "end_aborted", "mark_raised_by", "rank_that_raised", "report_of"]
 
 _RAISED_BY = "_farspan_rank"
 """The attribute of an exception that says on which other rank it was raised."""
@@ -75,7 +75,7 @@ def end_aborted(
         failed = raised.part if raised.is_in_pieces else None
     else:
         error, failed = exception_from_json(text.encode(errors="replace"), _calls_at(place, graphs)), None
-        vars(error)[_RAISED_BY] = rank
+        mark_raised_by(error, rank)
     interruption.undo.check(place, f"{type(error).__name__} in {words}")
     interruption.undo.undo(place, failed=failed, incomplete=_incomplete(program, place))
     for backward in [backward for graph in graphs for backward in graph.backwards]:
@@ -101,6 +101,11 @@ def _read_report(report: bytes, rank: int, graphs: Sequence[Graph]) -> tuple[Pla
     if not isinstance(text, str) or not isinstance(words, str):
         raise damaged("an exception of a step, without its text")
     return tuple(place), rank, text, words, report[end:]
+
+
+def mark_raised_by(error: BaseException, rank: int) -> None:
+    """Let an exception be known as that of another rank, which shows its traceback itself."""
+    vars(error)[_RAISED_BY] = rank
 
 
 def rank_that_raised(error: BaseException) -> int | None:

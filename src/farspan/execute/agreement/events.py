@@ -27,7 +27,7 @@ __all__ = ["Entry", "Events", "Happened", "Position", "settings_in_words"]
 Position = tuple[int, int]
 """(graph, call)"""
 
-Entry = tuple[int, str] | tuple[int, str, str]
+Entry = tuple[int, str] | tuple[int, str, str] | tuple[int, str, str, str]
 """A number that is equal on all ranks that did the same, words for it, and perhaps what to try where it differs."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -123,7 +123,9 @@ class History:
             for call in graph.calls:
                 while left and left[0][0] <= (graph.index, call.index):
                     entries += left.popleft()[1]()
-                entries += self._entries_of(call)
+                line = _place_of(graph.line_of(call))
+                for digest, words, *hint in self._entries_of(call):
+                    entries.append((digest, words, hint[0] if hint else "", line))
             for backward in graph.backwards:
                 entries += self._entries_of_backward(backward)
         for _, make in left:
@@ -204,6 +206,11 @@ def _plain_arguments(graphs: Iterable[Graph]) -> Iterable[Any]:
                 item = plain_of(gradient)
                 found[id(item)] = item
     return found.values()
+
+
+def _place_of(where: Any) -> str:
+    """Returns a line of the program, as ranks are told of it."""
+    return "" if where is None else f"{where[0].co_filename}:{where[1]}"
 
 
 def _meta_text(tensor: Any) -> str:

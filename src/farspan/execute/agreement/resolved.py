@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farspan.call.wire.checked import damaged
+from farspan.execute.abort.aborted import mark_raised_by
 from farspan.execute.agreement.names import agree_on_names
 from farspan.execute.step.generator_states import load_generators, save_generators
 from farspan.record.across_ranks.resolved_calls import resolve_from_text, text_for_others
@@ -39,5 +40,7 @@ def broadcast_result(engine: Running, call: Call, *, is_foreseen: bool) -> None:
         agree_on_names(engine.agreement, entry, call.target)
     if owner != engine.rank and not is_foreseen:
         resolve_from_text(call, blob[8:end])
+        if call.raised is not None:
+            mark_raised_by(call.raised, owner)
     if len(blob) > end:
         load_generators(blob[end:], engine.recorder.draws.set_agreed)

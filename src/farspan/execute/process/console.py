@@ -66,6 +66,7 @@ class Console:
         """True if another group's rank 0 speaks for all."""
         self.report_path = settings.text("REPORT")
         self._is_report_kept = True
+        self._has_named_report = False
         self.plan: Plan | None = None
         self.best_lanes: Callable[[Sequence[float]], tuple[int, float]] | None = None
         """Gives the number of micro-batches whose simulated step is the shortest, by what each rank works in a step of
@@ -74,7 +75,7 @@ class Console:
         self.num_training_steps = 0
         self.notes: list[str] = []
         """On the run, for the report."""
-        self._reported_steps = set(_REPORTED_STEPS)
+        self.reported_steps = set(_REPORTED_STEPS)
         self._status = _status_file() if self.is_launched and side.world_size > 1 else None
         self.is_counting = True
         """Whether what runs is the program's own steps."""
@@ -93,7 +94,7 @@ class Console:
         """Something about the run for its report, which is written again: the plan may be another."""
         self.notes.append(f"step {self.num_training_steps}: {text}")
         del self.notes[:-_MOST_NOTES]
-        self._reported_steps = {self.num_training_steps + number for number in _REPORTED_STEPS}
+        self.reported_steps = {self.num_training_steps + number for number in _REPORTED_STEPS}
 
     def say(self, text: str) -> None:
         """Something about the plan that the user should know."""
@@ -116,7 +117,7 @@ class Console:
         if self.num_training_steps == _COMPARED_STEP and self._speaks:
             self._compare(record)
             self._hint_at_micro_batches(record)
-        if not self.report_path or self.num_training_steps not in self._reported_steps:
+        if not self.report_path or self.num_training_steps not in self.reported_steps:
             return
         key = f"timeline {record.number}"
         self.side.contribute(key, _timeline_of(record).to_json().encode(), receiver=0)
@@ -201,6 +202,15 @@ class Console:
         else:
             page = page_of(step, title=f"farspan: {Path(sys.argv[0]).name}")
         self._is_report_kept = keep_text(path, page, "the report")
+        if self._is_report_kept and not self._has_named_report:
+            self._has_named_report = True
+            write_line(f"farspan: wrote {path}, the report on training step {self.num_training_steps}{_later(self)}")
+
+
+def _later(console: Console) -> str:
+    """Returns in words after which steps the report is written again."""
+    later = [str(step) for step in sorted(console.reported_steps) if step > console.num_training_steps]
+    return f" (it is written again after step {' and '.join(later)})" if later else ""
 
 
 def _status_file() -> StatusFile | None:

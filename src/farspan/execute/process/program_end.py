@@ -24,6 +24,7 @@ from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
 from farspan.execute.engine import Engine
 from farspan.execute.process.exit_code import exit_code, watch_exit
+from farspan.launch.raised.tracebacks import cut_frames
 from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
 from farspan.launch.rank.process_end import at_process_end, write_open_files
@@ -70,7 +71,8 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
             return
         if not isinstance(error, (PlanError, DivergenceError)):  # every rank finds these by itself
             engine.side.fail(error)
-        previous(kind, error, trace)
+        cut_frames(error)
+        previous(kind, error, error.__traceback__)
 
     def leave() -> None:
         nonlocal has_left

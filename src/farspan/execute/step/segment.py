@@ -29,6 +29,7 @@ from farspan.call.pytree.template import flatten, plain_arguments, rebuild
 from farspan.call.side_effects.attributes import real_attributes, watched_attributes
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
+from farspan.call.wire.users_line import note_line, note_line_of_backward
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
@@ -130,7 +131,7 @@ def run_call(call: Call, segment: Segment) -> None:
             is_resolved = getattr(call.target, "is_resolved", False)
             results = as_before(call, tensors, _results_of) if is_resolved else _results_of(call, tensors)
         except Exception as error:
-            error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
+            note_line(error, call)
             raise
     results += [*(tensors[number] for number in entry.mutated), *(call.buffers[name] for name in call.buffer_names)]
     if len(results) != len(call.outputs):
@@ -287,7 +288,7 @@ def run_backward(
                         inputs=[*leaves, *natives.values(), *values.values()] if part.backward.requested else None,
                     )
         except Exception as error:
-            error.add_note(f"farspan: raised in the {part.describe()}")
+            note_line_of_backward(error, part.backward.where, part.describe())
             _put_back(aside)
             raise
     outgoing = _outgoing(part, sources, caught)
@@ -373,8 +374,7 @@ def _source_of(edge: Edge, part: BackwardSegment, parameters: Mapping[str, Place
 
 def _release(part: BackwardSegment) -> None:
     """Release what only this backward needed."""
-    segment = part.segment
-    if segment is None:
+    if (segment := part.segment) is None:
         return
     over = set(part.calls)
     for value in [*(edge.key for edge in part.incoming if not isinstance(edge.key, str)), *part.backward.roots]:

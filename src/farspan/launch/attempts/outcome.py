@@ -73,6 +73,7 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     culprit = next(iter(by_themselves), [*own, *failed][0])
     if culprit.returncode == _CODE_OF_EXCEPTION and find_exception(culprit.read_tail()).startswith("DivergenceError"):
         culprit = next((rank for rank in by_themselves if rank.returncode > _CODE_OF_EXCEPTION), culprit)  # has left it
+    culprit = _shown_already(culprit, by_themselves)
     stopped = [rank for rank in job.ended if rank.was_stopped]
     if job.never_joined and (culprit.was_stopped or only_heard(culprit)):
         text = _describe_absence(job, job.never_joined[0])
@@ -85,6 +86,16 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
         was_interrupted=was_interrupted,
         place=(find_place(culprit.read_tail()) or f"exit code {code}") if is_own else "",
     )
+
+
+def _shown_already(culprit: Started, failed: Sequence[Started]) -> Started:
+    """Returns the rank with the console, if it has ended with the same exception: its traceback is to be seen there."""
+    if not culprit.has_console and culprit.returncode == _CODE_OF_EXCEPTION and not culprit.lost:
+        said = find_exception(culprit.read_tail())
+        for rank in failed:
+            if rank.has_console and rank.returncode == culprit.returncode and said:
+                return rank if find_exception(rank.read_tail()) == said else culprit
+    return culprit
 
 
 def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) -> str:

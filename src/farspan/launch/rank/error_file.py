@@ -7,6 +7,7 @@ import os
 import time
 
 from farspan.errors import FarspanError, RemoteError
+from farspan.launch.raised.tracebacks import format_error
 from farspan.outputs import write_text
 
 __all__ = ["is_of_another_rank", "leave_error"]
@@ -29,10 +30,9 @@ def leave_error(error: BaseException, *, is_heard: bool) -> None:
     if not path:
         return
     import json
-    import traceback
 
     when_s = int(time.time()) + (_HEARD_LATER_S if is_heard else 0)
-    stack = "".join(traceback.format_exception(error))
+    stack = format_error(error)
     message = {
         "message": f"{type(error).__name__}: {error}",
         "extraInfo": {"py_callstack": stack, "timestamp": str(when_s)},

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from farspan.launch.raised.tracebacks import cut_frames
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.guard import guard_all, unguarded
 from farspan.torch_private import tree_leaves
@@ -27,8 +28,9 @@ def guarded_on_error(function: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             guard_all()
+            cut_frames(error)
             raise
 
     return cast("_Function", call)

@@ -23,6 +23,7 @@ from farspan.call.side_effects.registered import Registered
 from farspan.call.surroundings.around import nothing_changed_around
 from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.call.wire.structure import entry_from_json, entry_to_json
+from farspan.call.wire.users_line import note_line
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.record.across_ranks.drawing import path_of
@@ -219,6 +220,7 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
             return  # nothing has come of it
         if isinstance(error, FarspanError):
             raise
+        note_line(error, call)
         call.raised = sendable(error, [call])
         return
     _know(call, entry)
@@ -272,6 +274,7 @@ def noting_raised(call: Call) -> Iterator[None]:
     except Exception as error:
         if type(call.entry) is not Unknown or reaches_outside(error) or isinstance(error, FarspanError):
             raise
+        note_line(error, call)
         call.raised = sendable(error, [call])
 
 

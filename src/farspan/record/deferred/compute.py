@@ -10,6 +10,7 @@ import torch
 
 from farspan.call.modes import apply_modes
 from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.wire.users_line import note_line
 from farspan.graph import Value
 from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, sources_of, viewed_by
 from farspan.record.unrecorded import plainly
@@ -46,7 +47,7 @@ class Computing:
             try:
                 call.results = self._parts(call)
             except Exception as error:
-                error.add_note(f"farspan: raised in {call.describe()}")
+                note_line(error, call)
                 raise
             if call.results is not None:
                 continue
@@ -57,7 +58,7 @@ class Computing:
             try:
                 call.results = self._results(call)
             except Exception as error:
-                error.add_note(f"farspan: raised in {call.describe()}")
+                note_line(error, call)
                 raise
         return last.results
 

@@ -1,0 +1,93 @@
+"""The line of the user's code at which a call has raised an exception, and the module around it, in a note.
+
+It is found where the call runs: at its owner, or on fakes. The note goes with the exception to all ranks, whose
+tracebacks end where the call was recorded, and it holds no frame: frames hold what the run has made.
+"""
+
+from __future__ import annotations
+
+import linecache
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from farspan.call.draws.frame import name_of_module
+from farspan.call.naming import is_users_file
+from farspan.launch.raised.tracebacks import NOTE
+
+if TYPE_CHECKING:
+    from farspan.graph import Call
+
+__all__ = ["note_line", "note_line_of_backward"]
+
+
+def note_line(error: BaseException, call: Call) -> None:
+    """Add to an exception where `call`, which has raised it, was at.
+
+    Args:
+        error: Its traceback begins in the run.
+        call: That ran.
+    """
+    if _is_noted(error):
+        return
+    module = getattr(call.target, "module", None)
+    outer = str(call.entry.name) if module is None else _describe(module)
+    inner, line = _innermost(error, outer)
+    if not line:
+        line = _line_text(call.where)
+    within = f"{inner}, called in {outer}," if inner not in ("", outer) else outer
+    error.add_note(f"{NOTE}in {within} at {line}")
+
+
+def note_line_of_backward(error: BaseException, where: Any, part: str) -> None:
+    """Add to an exception of a backward where in the user's code it was raised, and where that backward was begun.
+
+    Args:
+        error: Its traceback begins in the run.
+        where: The line of `backward()`.
+        part: Which share of it, for people.
+    """
+    if _is_noted(error):
+        return
+    inner, line = _innermost(error, "")
+    begun = f"the backward that begins at {_line_text(where)}" if where is not None else part
+    at = f"{f'in {inner} ' if inner else ''}at {line}\n    " if line else ""
+    error.add_note(f"{NOTE}{at}in {begun}")
+
+
+def _is_noted(error: BaseException) -> bool:
+    return any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
+
+
+def _innermost(error: BaseException, outer: str) -> tuple[str, str]:
+    """Returns the module in which the user's innermost line is, and the line; "" for what there is not."""
+    trace, line, inner, latest = error.__traceback__, "", "", outer
+    while trace is not None:
+        frame = trace.tb_frame
+        latest = _module_of(frame) or latest
+        if is_users_file(frame.f_code.co_filename):
+            line, inner = _line_text((frame.f_code, trace.tb_lineno)), latest
+        trace = trace.tb_next
+    return inner or latest, line
+
+
+def _module_of(frame: FrameType) -> str:
+    """Returns the module whose method runs in a frame, where it is part of a distributed model."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_varnames[0] != "self":
+        return ""
+    module = frame.f_locals.get("self")
+    return _describe(module) if isinstance(module, nn.Module) and name_of_module(module) is not None else ""
+
+
+def _describe(module: nn.Module) -> str:
+    return f"{name_of_module(module) or 'the model'} ({type(module).__name__})"
+
+
+def _line_text(where: Any) -> str:
+    if where is None:
+        return "an unknown line"
+    code, number = where
+    source = linecache.getline(code.co_filename, number).strip()
+    return f"{code.co_filename}:{number}, in {code.co_name}{f': {source}' if source else ''}"

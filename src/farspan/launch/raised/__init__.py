@@ -1,0 +1,3 @@
+"""Exceptions as the user sees them."""
+
+__all__: list[str] = []

@@ -1,0 +1,57 @@
+"""Loops whose ranks differ, each for a cause of its own: the first argument says which."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import farspan
+
+RANK, STORY = int(os.environ["RANK"]), sys.argv[1]
+X, Y = torch.linspace(-1.0, 1.0, 48).reshape(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.heads = nn.ModuleDict({name: nn.Linear(8, 3) for name in ("left", "right")})
+
+    def forward(self, x: Tensor, names: Any = ("left",)) -> Tensor:
+        hidden = self.body(x)
+        return sum(self.heads[name](hidden) for name in names)  # type: ignore[return-value]
+
+
+def batches() -> list[Tensor]:
+    found = [X + number for number in range(3)]
+    if STORY == "data" and RANK == 1:
+        found.reverse()
+    return found
+
+
+torch.manual_seed(0)
+model: Any = farspan.distribute(Net(), plan={"body": 0, "heads": 1}, measure=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, batch in enumerate(batches()):
+    if STORY == "branch" and RANK == 0:
+        result = model(batch * 2)  # here: branch
+    elif STORY == "order":
+        result = model(batch, ("left", "right") if RANK == 0 else ("right", "left"))
+    else:
+        result = model(batch)  # here: training
+    loss = F.cross_entropy(result, Y)
+    loss.backward()
+    if STORY == "often" and RANK == 0 and number == 1:
+        continue
+    optimizer.step()
+    optimizer.zero_grad()
+    if STORY == "evaluation" and farspan.rank() == 0:
+        with torch.no_grad():
+            print(model(X[:4]).argmax(-1).tolist())  # here: evaluation
+if STORY == "end" and farspan.rank() == 0:
+    print(model(X[:4]).argmax(-1).tolist())  # here: end

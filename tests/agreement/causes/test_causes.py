@@ -1,0 +1,37 @@
+"""Where the ranks' programs differ, the hint is about the cause, and the lines of the loop are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.ranks import run_processes
+
+PROGRAM = Path(__file__).with_name("differing.py")
+
+
+def line_of(mark: str) -> str:
+    lines = PROGRAM.read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# here: {mark}")]
+    return f"{PROGRAM}:{number}"
+
+
+ONE_RANK, SEEDS = "is it under `if farspan.rank() == 0`", "seed `random`, numpy and torch"
+CAUSES = {
+    "evaluation": [f"rank 0 called the model at {line_of('evaluation')}, rank 1 at {line_of('training')}.", ONE_RANK],
+    "branch": [f"rank 0 called the model at {line_of('branch')}, rank 1 at {line_of('training')}.", ONE_RANK],
+    "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
+    "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],
+    "data": ["with the checksum", SEEDS],
+    "order": ["the ranks do the same in another order", "sort what the program goes through"],
+}
+
+
+@pytest.mark.parametrize("story", CAUSES)
+def test_the_hint_follows_the_cause(story: str) -> None:
+    finished = run_processes(2, PROGRAM, [story])
+    found = next(each.stderr for each in finished if "DivergenceError: " in each.stderr)
+    assert any(each.code for each in finished)
+    for words in CAUSES[story]:
+        assert words in found, found
+    assert (SEEDS in found) == (story == "data"), found

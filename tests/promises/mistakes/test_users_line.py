@@ -1,0 +1,118 @@
+"""Whatever runs the user's code, on whichever rank: an error shows the user's own line and module, as plainly."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ranks import run_processes
+from tests.support.warm.commands import farspan_run
+
+FOLDER = Path(__file__).parent
+SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 22}
+OTHER_MESSAGES = {
+    "backward twice": "what went through the graph before is named",
+    "device": "the device is found wrong in another place",
+    "broken": "a recorded tensor is a LazyTensor",
+    "result": "a recorded tensor is a LazyTensor",
+    "backward hook": "a recorded gradient is a LazyTensor",
+}
+"""Mistakes of which the message is not that of the plain program; the type is."""
+_MOST_OWN_LINES = 12
+_HERE = re.compile(r"# here: ([\w -]+)(?:, in .* ?\((\w+)\))?$")
+
+
+def places(script: str) -> dict[str, tuple[int, str]]:
+    """Returns the line of each mistake, and the class of the module around it; "" where there is none."""
+    found: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate((FOLDER / script).read_text().splitlines(), 1):
+        match = _HERE.search(line)
+        if match:
+            found[match[1]] = (number, match[2] or "")
+    return found
+
+
+@functools.cache
+def caught(script: str, num_ranks: int) -> tuple[dict[str, dict[str, Any]], ...]:
+    """Returns what each rank of a script has caught, by the names of the mistakes."""
+    finished = run_processes(num_ranks, FOLDER / script)
+    assert [each.code for each in finished] == [0] * num_ranks, [each.stderr[-2000:] for each in finished]
+    assert not any("failed while attempting" in each.stderr for each in finished)
+    found = [[json.loads(line) for line in each.stdout.splitlines()] for each in finished]
+    assert {len(each) for each in found} == {SCRIPTS[script]}
+    return tuple({each["name"]: each for each in rank} for rank in found)
+
+
+def own_lines(text: str) -> list[str]:
+    """Returns the lines of a traceback that are about farspan's code, or said by it."""
+    lines = text.splitlines()
+    own: list[str] = []
+    is_own = False
+    for line in lines:
+        if line.startswith("  File "):
+            is_own = "/src/farspan/" in line
+        elif not line.startswith("    "):
+            is_own = "farspan" in line
+        own += [line] if is_own else []
+    return own
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_rank_shows_the_users_line_and_module(script: str) -> None:
+    lines = places(script)
+    for rank, found in enumerate(caught(script, 2)):
+        for name, each in found.items():
+            line, module = lines[name.partition(",")[0]]
+            text = each["text"]
+            assert f'{script}", line {line},' in text or f"{script}:{line}," in text, (rank, name, text)
+            if module:
+                assert re.search(rf"farspan: raised in [\w., ()]+ \({module}\)", text), (rank, name, text)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_error_is_said_once_and_farspan_says_little(script: str) -> None:
+    for rank, found in enumerate(caught(script, 2)):
+        for name, each in found.items():
+            first = each["message"].splitlines()[0]
+            assert each["text"].count(f"{each['type']}: {first}") == 1, (rank, name, each["text"])
+            assert len(own_lines(each["text"])) <= _MOST_OWN_LINES, (rank, name, each["text"])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_type_and_message_are_those_of_the_plain_program(script: str) -> None:
+    (plain,) = caught(script, 1)
+    for rank, found in enumerate(caught(script, 2)):
+        for name, each in found.items():
+            assert each["type"] == plain[name]["type"], (rank, name, each, plain[name])
+            if name not in OTHER_MESSAGES:
+                assert each["message"] == plain[name]["message"], (rank, name)
+
+
+def test_an_error_that_ends_the_program_is_shown_once() -> None:
+    run = farspan_run(["-n", "2", str(FOLDER / "uncaught.py")])
+    line, _ = places("uncaught.py")["head"]
+    assert run.returncode == 1
+    assert run.stderr.count("Traceback") == 1, run.stderr
+    assert f'uncaught.py", line {line}, in forward' in run.stderr, run.stderr
+    assert "farspan: raised in head (Head) at" in run.stderr
+    assert "failed while attempting" not in run.stderr and "/src/farspan/" not in run.stderr, run.stderr
+    assert run.stderr.count("RemoteError: rank 1 failed: RuntimeError: mat1 and mat2") == 1, run.stderr
+
+
+def test_an_error_that_all_ranks_find_is_shown_once() -> None:
+    run = farspan_run(["-n", "2", str(FOLDER / "uncaught.py"), "loop"])
+    line, _ = places("uncaught.py")["loop"]
+    assert run.returncode == 1
+    assert run.stderr.count("Traceback") == 1, run.stderr
+    assert f'uncaught.py", line {line}, in <module>' in run.stderr, run.stderr
+    assert "/src/farspan/" not in run.stderr, run.stderr
+
+
+def test_a_variable_keeps_farspans_frames() -> None:
+    run = farspan_run(["-n", "2", str(FOLDER / "uncaught.py")], environment={"FARSPAN_TRACEBACK": "full"})
+    assert "/src/farspan/record/intercept.py" in run.stderr
+    assert "farspan: raised in head (Head) at" in run.stderr

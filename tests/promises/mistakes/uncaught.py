@@ -1,0 +1,36 @@
+"""A wrong width in the head, in a loop that does not catch it: what anybody gets wrong first."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor, nn
+
+import farspan
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[:, :4])  # here: head, in head (Head)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), Head()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        return self.head(hidden)
+
+
+torch.manual_seed(0)
+model = farspan.distribute(Net(), plan={"body": 0, "head": 1}, measure=False)
+if "loop" in sys.argv:
+    model.body(torch.ones(6, 8)).view(7, 7)  # here: loop
+model(torch.ones(6, 8)).sum().backward()
