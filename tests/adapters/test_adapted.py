@@ -1,4 +1,4 @@
-"""What adapters do to another package, on stand-ins for it: the packages themselves are those of `make test-trainers`."""
+"""What adapters do to another package, on stand-ins for it: the real ones are those of `make test-trainers`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 
 
-class Own(ValueError):
+class OwnError(ValueError):
     """Of a class that the code of no call names."""
 
 
@@ -19,8 +19,8 @@ class Own(ValueError):
         (ValueError(torch.Size([2])), ValueError, "torch.Size([2])"),
         (ValueError(object), ValueError, "<class 'object'>"),  # an argument that cannot be sent: its text is
         (KeyError(object), KeyError, repr("<class 'object'>")),
-        (Own("wrong"), ValueError, "Own: wrong"),
-        (Own(object), ValueError, "Own: <class 'object'>"),
+        (OwnError("wrong"), ValueError, "OwnError: wrong"),
+        (OwnError(object), ValueError, "OwnError: <class 'object'>"),
         (UnicodeDecodeError("ascii", b"\xff", 0, 1, "no"), UnicodeError, None),
     ],
 )
