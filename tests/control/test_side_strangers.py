@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -161,7 +162,8 @@ def test_a_hello_that_was_overheard_is_of_no_use(ranks) -> None:
 def test_what_is_no_proof_is_refused_whatever_it_is(given) -> None:
     assert not is_proof(given, "secret", "rank", "challenge", 1)
     assert is_proof(proof("secret", "rank", 1), "secret", "rank", 1)
-    for said in (None, 1.0, True, ["rank"]):
+    others: list[Any] = [None, 1.0, True, ["rank"]]
+    for said in others:
         assert not is_proof(proof("secret", "rank", said), "secret", "rank", said)
 
 

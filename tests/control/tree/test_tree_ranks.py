@@ -224,6 +224,7 @@ def test_a_relay_that_ends_sends_all_that_it_has_queued(monkeypatch):
     monkeypatch.setattr(numbers, "FAN_OUT", 2)
     above = Above()
     frames = [encode({"t": f"{number}"}, bytes(1 << 20)) for number in range(16)]  # more than a socket takes
+    assert above.relay._uplink is not None
     above.relay._send(above.relay._uplink, [buffer for frame in frames for buffer in frame])
     stopping = threading.Thread(target=above.relay.stop)
     stopping.start()
