@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 import torch
 
+from farspan.call.rows.elementwise import factory
 from farspan.call.rows.layout import Layout, Mixed, Op, Partial, Replicate, Shard
 from farspan.call.rows.products import PRODUCTS
 
-NONE, SUM = 0, 2
+SUM = 2
+ROWS = 6
+
+
+class OfRows(Op):
+    """An operation that is given the number of rows."""
+
+    def units(self, size: Any) -> int:
+        return int(size == ROWS)
+
+    def follows_rows(self, argument: Any) -> bool:
+        return True
 
 
 def said(name: str, result: tuple[int, ...], layouts: dict[str, Layout], **given: Any) -> Any:
@@ -46,3 +58,19 @@ def test_classes_of_other_rows_than_the_scores_are_never_said_to_be_apart(own: A
     given: dict[str, Any] = {"self": torch.empty(6, 5), "target": torch.empty(6), "weight": None, "reduction": SUM}
     found = said("nll_loss_forward", (), {"self": own, "target": target}, **given)
     assert isinstance(found, Mixed) if wanted is Mixed else found == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "are_numbers"),
+    [
+        ({}, True),
+        ({"start": 0, "step": 1}, True),
+        ({"start": 1}, False),
+        ({"start": 0, "step": 2}, False),
+        ({"start": 0.0}, False),
+    ],
+)
+def test_the_numbers_of_the_rows_begin_at_0_and_leave_none_out(given: dict[str, Any], are_numbers: bool) -> None:
+    op = OfRows("arange", {**given, "end": ROWS}, [torch.arange(ROWS)], lambda item: Replicate(), None)
+    found = factory(op)
+    assert found == Shard(0, is_index=True) if are_numbers else isinstance(found, Mixed)
