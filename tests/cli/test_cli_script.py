@@ -257,6 +257,8 @@ def test_wrong_words(folder, capsys) -> None:
         (["plan", "--graph", "g.json", "--cluster", "cluster.toml", "--roofline"], "--roofline has no effect"),
         (["plan", "empty.py"], "has not called farspan.distribute"),
         (["profile"], "no script to run"),
+        (["profile", "--output", "empty.py", "empty.py"], "--output empty.py cannot be written"),
+        (["profile", "--output", "data.json", "empty.py", "data.json"], "has not called farspan.distribute"),
     ):
         argv, path = list(sys.argv), list(sys.path)
         assert main(words) == 2, words

@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.side import LONG_S, SHORT_S, each, step
 
 from farspan.control.channel import SideChannel
-from farspan.control.wire import Frame, FrameReader, encode
+from farspan.control.wire import Frame, FrameReader, encode, is_proof, proof
 from farspan.errors import DeadlineError, LaunchError
 
 
@@ -69,6 +70,22 @@ def test_nobody_listens():
 def test_nobody_answers():
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineError, match="answer its hello"):
         SideChannel.connect(1, 2, server.getsockname(), "secret", SHORT_S)
+
+
+def test_nobody_takes_the_connection():
+    """As a firewall that drops what comes: the queue of those who want to connect is full."""
+    with contextlib.ExitStack() as closing:
+        server = closing.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):
+            waiting = closing.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        with ThreadPoolExecutor(1) as pool:
+            connecting = pool.submit(SideChannel.connect, 1, 2, server.getsockname(), "secret", SHORT_S)
+            with pytest.raises(DeadlineError, match="answer its hello"):
+                connecting.result(LONG_S / 4)
 
 
 _PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()))
@@ -139,6 +156,15 @@ def test_a_hello_that_was_overheard_is_of_no_use(ranks) -> None:
         while len(heard) < 2:
             heard += reader.read(again)
         assert "does not know its secret" in heard[1].header["why"]
+
+
+@pytest.mark.parametrize("given", [None, 1, ["proof"], {}, "", "proof", "\ud800", b"proof"])
+def test_what_is_no_proof_is_refused_whatever_it_is(given) -> None:
+    assert not is_proof(given, "secret", "rank", "challenge", 1)
+    assert is_proof(proof("secret", "rank", 1), "secret", "rank", 1)
+    others: list[Any] = [None, 1.0, True, ["rank"]]
+    for said in others:
+        assert not is_proof(proof("secret", "rank", said), "secret", "rank", said)
 
 
 def test_a_hub_that_does_not_know_the_secret_is_not_joined() -> None:

@@ -60,7 +60,7 @@ class Tables:
         "slots",
     )
 
-    def __init__(self, modules: Sequence[nn.Module], placed: Collection[int]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], placed: Collection[int]) -> None:
         self.modules = tuple(modules)
         tables = _tables_of(self.modules)
         self._empty = _getter([number for number, table in enumerate(tables) if not table])

@@ -17,9 +17,9 @@ from farspan.comm.mpi.side import Port, open_ends
 from farspan.comm.pulls.pulls import Pulls
 from farspan.control.channel import SideChannel
 from farspan.control.groups.group_channel import GroupChannel
-from farspan.errors import DivergenceError, RemoteError
+from farspan.errors import DeadlineError, DivergenceError, RemoteError
 
-LONG_S = 100.0
+LONG_S, SHORT_S = 100.0, 0.05
 
 
 def opened(progress: Progress, size: int) -> SideChannel:
@@ -107,6 +107,20 @@ def test_what_the_program_waits_for_is_looked_after_however_long_a_rank_that_com
 
         assert in_threads(2, run, limit_s=0.5 * LONG_S) == [[b"0", b"1"]] * 2
         monkeypatch.undo()
+
+
+def test_a_rank_that_is_late_is_known_to_have_connected() -> None:
+    with channels(2) as sides, pytest.raises(DeadlineError, match="rank 1: has done nothing yet"):
+        _wait(sides[0], SHORT_S)
+
+
+def test_who_does_not_say_bye_is_not_waited_for_longer_than_was_said() -> None:
+    with progresses(FakeMpi(), 2) as moving:
+        _, hub = open_ends(Port(moving[0], 0, 0, 2))
+        assert hub is not None
+        assert in_threads(1, lambda rank: hub.wait_ended(SHORT_S), limit_s=10.0) == [False]
+        hub.stop()
+        assert hub.wait_ended(float("inf"))  # it has ended, whoever has said bye
 
 
 def test_a_rank_asks_another_one() -> None:

@@ -6,8 +6,10 @@ import threading
 
 import pytest
 import torch
-from tests.comm.mpi.ranks import transports
+from tests.comm.mpi.fake_mpi import FakeMpi
+from tests.comm.mpi.ranks import progresses, transports
 
+from farspan.comm.mpi.transport import MpiTransport
 from farspan.comm.transport import TransferError
 from farspan.errors import PlanError
 
@@ -92,6 +94,18 @@ def test_an_abort_ends_a_wait_in_another_thread_and_all_that_comes_later() -> No
         first.abort()
         with pytest.raises(TransferError, match="aborted"):
             sending.wait(LONG_S)
+
+
+def test_an_abort_leaves_the_transfers_of_other_owners_alone() -> None:
+    mpi = FakeMpi()
+    with progresses(mpi, 1) as (moving,):
+        one, other = [MpiTransport(mpi.comms(2)[0], moving, 1 << 20) for _ in range(2)]
+        receiving, others = [each.receive(torch.empty(4), 1, 0) for each in (one, other)]
+        one.abort()
+        with pytest.raises(TransferError, match="aborted"):
+            receiving.wait(LONG_S)
+        assert not others.is_done()
+        other.abort()
 
 
 def test_a_receive_that_was_aborted_takes_nothing() -> None:

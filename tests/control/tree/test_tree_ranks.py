@@ -7,6 +7,7 @@
        |- 6
 """
 
+import contextlib
 import socket
 import threading
 
@@ -14,7 +15,10 @@ import pytest
 from tests.support.side import LONG_S, connect, each, open_hubs, open_ranks, record, step
 
 from farspan.control.channel import SideChannel
+from farspan.control.hub.server import HubServer
 from farspan.control.tree import numbers
+from farspan.control.tree.relay import Relay
+from farspan.control.wire import FrameReader, encode
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, LaunchError, RemoteError
 
 NUM_RANKS = 9
@@ -165,3 +169,66 @@ def test_a_rank_connects_where_it_belongs(monkeypatch):
     channels = [connect(servers, rank, NUM_RANKS, "secret", LONG_S) for rank in range(NUM_RANKS)]
     for channel in reversed(channels):
         channel.close(LONG_S)
+
+
+class Above:
+    """The hub above a relay of rank 1, as far as the relay sees it: a socket."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            below = socket.create_connection(listener.getsockname())
+            self.sock, _ = listener.accept()
+        self.sock.settimeout(LONG_S)
+        self.relay = HubServer(Relay(1, NUM_RANKS), "secret", "127.0.0.1", (below, FrameReader()))
+        self._reader = FrameReader()
+
+    def hear(self) -> list[str]:
+        """What the relay has said, up to the end."""
+        heard: list[str] = []
+        with contextlib.suppress(EOFError):
+            while True:
+                heard += [frame.header["t"] for frame in self._reader.read(self.sock)]
+        return heard
+
+
+def test_a_relay_that_ends_reads_what_comes_from_above_until_that_is_closed(monkeypatch):
+    """Else its end would be a broken connection above, and what it has said last could be lost."""
+    monkeypatch.setattr(numbers, "FAN_OUT", 2)
+    above = Above()
+    stopping = threading.Thread(target=above.relay.stop)
+    stopping.start()
+    above.hear()
+    above.sock.sendall(b"".join(encode({"t": "agreed", "step": 0})))
+    stopping.join(0.05)
+    assert stopping.is_alive()
+    above.sock.close()
+    stopping.join(LONG_S)
+    assert not stopping.is_alive()
+
+
+def test_a_relay_that_ends_passes_on_the_goodbye_of_its_own_rank(monkeypatch):
+    monkeypatch.setattr(numbers, "FAN_OUT", 2)
+    above = Above()
+    own = SideChannel.connect(1, NUM_RANKS, above.relay.address, "secret", LONG_S)
+    stopping = threading.Thread(target=above.relay.stop)
+    stopping.start()
+    threading.Event().wait(0.05)  # until it is to stop
+    own._link.send({"t": "bye"})
+    assert "bye" in above.hear()
+    above.sock.close()
+    stopping.join(LONG_S)
+    own.close(linger_s=0.0)
+
+
+def test_a_relay_that_ends_sends_all_that_it_has_queued(monkeypatch):
+    monkeypatch.setattr(numbers, "FAN_OUT", 2)
+    above = Above()
+    frames = [encode({"t": f"{number}"}, bytes(1 << 20)) for number in range(16)]  # more than a socket takes
+    assert above.relay._uplink is not None
+    above.relay._send(above.relay._uplink, [buffer for frame in frames for buffer in frame])
+    stopping = threading.Thread(target=above.relay.stop)
+    stopping.start()
+    threading.Event().wait(0.05)  # until it is to stop
+    assert above.hear()[:16] == [f"{number}" for number in range(16)]
+    above.sock.close()
+    stopping.join(LONG_S)

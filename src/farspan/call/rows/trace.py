@@ -147,7 +147,7 @@ def _followed(
         owned = [(item, fake_of(item)) for item in placed]
         for _, item in owned:
             follow.begin(item, Replicate())
-        tables = Tables(tuple(module.modules()), {id(item.tensor) for item, _ in owned})
+        tables = Tables(module.modules(), {id(item.tensor) for item, _ in owned})
         if tables.slots:
             raise RowsError("tensors have been put in the place of its weights")
         with follow, with_sizes_kept(), tables.holding({id(item.tensor): fake for item, fake in owned}, []):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import math
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -144,7 +145,7 @@ def _decode_meta(item: Any) -> Meta:
         raise damaged("a tensor without a dtype")
     if not _are_sizes(shape) or not _are_sizes(stride) or len(stride) not in (0, len(shape)):
         raise damaged("a tensor whose shape is none")
-    if max(_product(shape), _span(shape, stride)) * found.itemsize >= 1 << 63:
+    if max(math.prod(shape), _span(shape, stride)) * found.itemsize >= 1 << 63:
         raise damaged("a tensor of more bytes than there can be")
     return intern(Meta(tuple(shape), tuple(stride), found, _device_of(device), requires_grad))
 
@@ -154,15 +155,8 @@ def _are_sizes(item: Any) -> bool:
     return is_list and all(type(size) is int and 0 <= size < 1 << 63 for size in item)
 
 
-def _product(shape: Sequence[int]) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found
-
-
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=False)) if _product(shape) else 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=False)) if math.prod(shape) else 0
 
 
 def _device_of(name: Any) -> torch.device:
@@ -178,8 +172,8 @@ def _array(data: Any, dtype: Any, shape: Any, is_scalar: Any) -> Any:
     try:
         if type(data) is str and type(dtype) is str and ARRAY_TYPE.fullmatch(dtype) and _are_sizes(shape):
             kind, raw = np.dtype(dtype), base64.b64decode(data, validate=True)
-            if len(raw) == _product(shape) * kind.itemsize and type(is_scalar) is bool and not (is_scalar and shape):
-                array = np.frombuffer(raw, kind, count=_product(shape)) if raw else np.empty(0, kind)
+            if len(raw) == math.prod(shape) * kind.itemsize and type(is_scalar) is bool and not (is_scalar and shape):
+                array = np.frombuffer(raw, kind, count=math.prod(shape)) if raw else np.empty(0, kind)
                 array = array.reshape(shape).copy() if raw or not is_scalar else np.zeros(shape, kind)
                 return array[()] if is_scalar else array
     except (ValueError, TypeError, OverflowError):
