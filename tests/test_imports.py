@@ -52,7 +52,7 @@ WITHOUT_TORCH = (
 )
 TORCH_IN_FUNCTIONS = {"__init__", "__main__", "cli", "launch"}
 PRIVATE_TORCH = PACKAGE / "torch_private"
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_FILES = 9
 
 

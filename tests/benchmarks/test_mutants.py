@@ -117,10 +117,16 @@ def test_the_cheapest_tests_that_reach_all_are_chosen_and_what_they_share_is_pai
     tests = [made("a.py::dear", 9, 0b1111), made("a.py::x", 1, 0b0001, "s"), made("a.py::y", 1, 0b0010, "s")]
     shared = made("s", 2, 0b1100)
     found = choose(
-        Map(tests={test.name: test for test in tests}, shared={"s": shared}, collected=0), {}, 0b1111, limit_s=99
+        Map(tests={test.name: test for test in tests}, shared={"s": shared}, collected=0), {}, 0b1111, limit_s=12
     )
     assert sorted(found.chosen) == ["a.py::x", "a.py::y"]
     assert (found.cost_s, found.num_blocks) == (4, 4)
+
+
+def test_a_test_that_takes_next_to_nothing_is_chosen_though_others_reach_what_it_reaches() -> None:
+    tests = {test.name: test for test in [made("a.py::x", 1, 1), made("a.py::y", 0.01, 0), made("a.py::z", 9, 1)]}
+    found = choose(Map(tests=tests, shared={}, collected=0), {}, 1, limit_s=5)
+    assert sorted(found.chosen) == ["a.py::x", "a.py::y"]
 
 
 def test_a_test_that_alone_notices_a_fault_is_chosen_within_the_limit() -> None:

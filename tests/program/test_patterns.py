@@ -241,6 +241,7 @@ def add(
     """Record a call; None among the arguments is a plain tensor."""
     lazy = [item for item in arguments if item is not None]
     entry = SimpleNamespace(
+        name="call",
         metas=metas,
         depends_on=depends_on or (tuple(range(len(arguments))),) * len(metas),
         unused=unused,

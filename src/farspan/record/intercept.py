@@ -16,8 +16,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from farspan.call.autograd_reach import install_watch_on_fakes
+from farspan.call.draws.drawing_functions import DRAWS, has_own_generator, may_draw
 from farspan.call.draws.frame import forget_module, key_of_module, name_module
-from farspan.call.draws.scope import active
+from farspan.call.draws.scope import active, draw_at_once
 from farspan.call.draws.seen import SeenGenerator
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.module_tables import has_user_hooks
@@ -35,7 +36,6 @@ from farspan.record.memory.rebinding import set_memory
 from farspan.record.memory.transfer import check_assigned, transferring
 from farspan.record.ops.autograd_function import install_apply
 from farspan.record.ops.explicit_placement import calls_for_a_place
-from farspan.record.ops.unrecorded_functions import concerns, run_unrecorded
 from farspan.record.parameters.away import AwayParameter
 from farspan.record.parameters.copying import copy_module, copy_parameter, copy_plainly
 from farspan.record.parameters.gradient_property import install_gradient_property, recorder_of, watch_parameter
@@ -117,9 +117,9 @@ class Intercept(TorchFunctionMode):
             return summed_inside(recorder.batches, func, args, kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.held_objects.before_freezing(args[0])
-        is_for_us = LazyTensor in types or TeamTensor in types or concerns(args, kwargs, recorder.placed)
+        is_for_us = LazyTensor in types or TeamTensor in types or _concerns(args, kwargs, recorder.placed)
         if not (is_for_us or types or calls_for_a_place(func, args, kwargs)):
-            return run_unrecorded(func, args, kwargs, recorder)
+            return _run_unrecorded(func, args, kwargs, recorder)
         if func in PASS_THROUGH:
             if func in GRADIENT_ACCESS:
                 return access_gradient(recorder, func, args)
@@ -128,8 +128,37 @@ class Intercept(TorchFunctionMode):
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if types and not is_for_us:
-            return run_unrecorded(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
+            return _run_unrecorded(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
         return (recorder.transfer or recorder.splitting.takes_operations).dispatch(func, args, kwargs)
+
+
+def _run_unrecorded(func: Any, args: Any, kwargs: Any, recorder: Recording) -> Any:
+    """Run a function on tensors that are not recorded. What torch.compile traces draws when it runs."""
+    recorder.held_objects.before_write(func, args, kwargs)
+    if recorder.draws.is_plain:
+        if not torch.compiler.is_compiling() and may_draw(func) and not has_own_generator(kwargs):
+            if func in DRAWS and recorder.frame is recorder.root:
+                recorder.noted_draws.note(func)
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and not has_own_generator(kwargs):
+        if recorder.frame is not recorder.root:
+            return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
+        recorder.noted_draws.note(func)
+    return func(*args, **kwargs)
+
+
+def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
+    """Returns whether a lazy tensor or a placed parameter is among the arguments."""
+    for item in args:
+        if isinstance(item, torch.Tensor):
+            if type(item) is LazyTensor or id(item) in placed:
+                return True
+        elif isinstance(item, (list, tuple)):
+            if _concerns(item, None, placed):
+                return True
+        elif isinstance(item, dict) and _concerns(item.values(), None, placed):
+            return True
+    return bool(kwargs) and _concerns(kwargs.values(), None, placed)
 
 
 def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

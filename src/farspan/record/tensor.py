@@ -12,7 +12,7 @@ import torch
 from farspan.call.leaf import LeakError, WholeError
 from farspan.errors import RecordError
 from farspan.graph import plain_of
-from farspan.launch.raised.tracebacks import users_frames_only
+from farspan.launch.raised.tracebacks import cut_frames
 from farspan.record.nodes.tensor_hooks import Node, is_retained, register_hook, retain_grad
 from farspan.torch_private import (
     DisableTorchFunction,
@@ -177,8 +177,11 @@ class LazyTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """Returns the value as a plain tensor without gradient history; computes what has been recorded if
         necessary."""
-        with users_frames_only:
+        try:
             return self._recorder.read(self)
+        except Exception as error:
+            cut_frames(error)
+            raise
 
     def item(self) -> Any:
         return self.read().item()
@@ -250,10 +253,12 @@ class LazyTensor(torch.Tensor):
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        with users_frames_only:
-            self._recorder.backward(
-                [self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
-            )
+        ways = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
+        try:
+            self._recorder.backward([self], [gradient], **ways)
+        except Exception as error:
+            cut_frames(error)
+            raise
 
     def register_hook(self, hook: Any) -> Any:
         return register_hook(self, hook)

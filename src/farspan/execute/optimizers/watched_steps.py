@@ -19,7 +19,7 @@ from farspan.execute.optimizers.states import GivenState, for_this_rank, placed_
 from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.optimizers.steps.in_gradient_hooks import check_step_in_hook
 from farspan.execute.process.world import current_engine
-from farspan.launch.raised.tracebacks import users_frames_only
+from farspan.launch.raised.tracebacks import cut_frames
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
 from farspan.record.unrecorded import unrecorded
@@ -192,13 +192,20 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if has_step_hooks(optimizer) and _is_outermost():
         call_inside_step_hooks(optimizer, _begin_inside, _end_inside)
         return None
-    with users_frames_only:
+    return _begin_step_for_user(optimizer, args, kwargs)
+
+
+def _begin_step_for_user(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Begin a step; what that raises has the program's frames only."""
+    try:
         return _begin_step(optimizer, args, kwargs)
+    except Exception as error:
+        cut_frames(error)
+        raise
 
 
 def _begin_inside(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    with users_frames_only:
-        return _begin_step(optimizer, args, kwargs) if _is_outermost() else None
+    return _begin_step_for_user(optimizer, args, kwargs) if _is_outermost() else None
 
 
 def _end_inside(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from farspan import settings
 from farspan.errors import FarspanError
 
-__all__ = ["NOTE", "cut_frames", "format_error", "users_frames_only"]
+__all__ = ["NOTE", "cut_frames", "format_error"]
 
 NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
@@ -62,21 +62,6 @@ def format_error(error: BaseException) -> str:
     finally:
         for each, trace in zip(chain, kept, strict=True):
             each.__traceback__ = trace
-
-
-class _Cutting:
-    """A class: `contextlib.contextmanager` would put back the traceback that was there."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            cut_frames(error)
-
-
-users_frames_only = _Cutting()
-"""A context: what its body raises has the program's frames only."""
 
 
 def _is_full() -> bool:
