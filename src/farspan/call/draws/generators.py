@@ -96,7 +96,8 @@ def states_in_python() -> Any:
 
 def is_as_in_python(states: Any) -> bool:
     """Returns whether Python's and numpy's generators are as `states_in_python` found them."""
-    now, before = np.random.get_state(), states[1]
+    now: Any = np.random.get_state()
+    before = states[1]
     return (
         random.getstate() == states[0]
         and now[2:] == before[2:]
