@@ -159,3 +159,11 @@ def test_the_ways_that_are_chosen_for_a_stage_cost_what_the_search_has_counted()
         chosen = [node for node, choice in made.chosen(0, {0, 1, 2}, missing).items() if choice]
         assert sum(steps[node][1] for node in chosen) == pytest.approx(counted)
         assert sum(steps[node][0] for node in chosen) >= missing
+
+
+def test_what_a_node_needs_while_it_runs_decides_which_are_computed_again() -> None:
+    """Four blocks hold 44 bytes; with the 9 of one that runs they are 53 of 50, and 45 with one computed again."""
+    found = fitting.best_pipeline(blocks(4, working_bytes=9.0), devices(1, 50.0), Rules(micro_batches=1))
+    assert found is not None and list(found.stages[0].options.values()) == ["remat"]
+    roomy = fitting.best_pipeline(blocks(4, working_bytes=9.0), devices(1, 53.0), Rules(micro_batches=1))
+    assert roomy is not None and not roomy.stages[0].options
