@@ -113,6 +113,6 @@ def test_a_gradient_in_slices_is_cleared_where_it_is_and_another_one_is_set_at_h
     Gradients.set(gradients, placed, None)
     assert cleared == [placed]
     Gradients.set(gradients, placed, own)
-    with pytest.raises(AtHomeError, match="w.grad is set"):
+    with pytest.raises(AtHomeError, match=r"w\.grad is set"):
         Gradients.set(gradients, placed, torch.ones(2))
     assert cleared == [placed]
