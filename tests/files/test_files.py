@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.files.scripts import run_script
 
-from farspan.launch.files.exempt import exempt_roots
+from farspan.launch.files.exempt import exempt_roots, temporary_folder
+from farspan.launch.files.journal import Journal
 from farspan.launch.files.layers import Layer
 from farspan.launch.files.view import View
 
@@ -219,3 +220,24 @@ def test_links_of_the_kernel_that_lead_to_no_path_can_be_followed(tmp_path: Path
     assert view.canonical("/proc/self/cwd/x", follow=True) == os.path.realpath("x")
     os.close(entrance)
     os.close(exit)
+
+
+def test_what_the_first_rank_moves_is_for_the_others_where_it_was(tmp_path: Path) -> None:
+    folder = os.path.realpath(tmp_path)
+    own, before = Layer(f"{folder}/own"), Layer(f"{folder}/before")
+    view = View(own, before, exempt_roots(folder))
+    view.become_first(Journal(before, ()))
+    source, target = f"{folder}/a", f"{folder}/b"
+    Path(source).write_text("text")
+    view.move(source, target)
+    assert Path(target).read_text() == "text" and not os.path.exists(source)
+    assert Path(before.path(source)).read_text() == "text" and not before.is_gone(source)
+    assert before.is_gone(target)
+
+
+@pytest.mark.parametrize("name", ["USER", "LOGNAME"])
+def test_caches_named_after_the_user_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in ("USER", "LOGNAME"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "ada")
+    assert f"{os.path.realpath(temporary_folder())}/torchinductor_ada" in exempt_roots("/a-run")

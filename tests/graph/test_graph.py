@@ -139,3 +139,14 @@ def test_backward_twice_is_refused() -> None:
     root.call.arguments = None
     with pytest.raises(RuntimeError, match="a second time"):
         edges(graph, root)
+
+
+def test_what_only_a_backward_takes_is_dropped_where_it_has_no_history() -> None:
+    graph = Graph(0)
+    value = add(graph, 0)
+    value.data = torch.ones(2, 3, requires_grad=True)
+    assert not value.drop_if_over() and value.data is not None  # what remat follows
+    value.num_readers = 1
+    assert value.drop_if_over() and value.data is not None
+    value.num_readers, value.data = 0, torch.ones(2, 3)
+    assert value.drop_if_over() and value.data is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.optim import swa_utils
 import farspan
 from farspan.errors import DivergenceError
 from farspan.execute.process.world import current_engine
+from farspan.record.memory.parameter_copies import Copies
 from farspan.record.tensor import StubParameter
 
 _Distribute = Callable[[nn.Module], nn.Module]
@@ -111,3 +113,12 @@ def test_a_copy_on_one_rank_alone_is_named_at_once() -> None:
 
     with pytest.raises(DivergenceError, match=r"copy\.deepcopy of a model"):
         on_ranks(2, program)
+
+
+def test_after_a_write_into_a_copy_of_a_parameter_nothing_older_is_used() -> None:
+    done: list[str] = []
+    groups = SimpleNamespace(end_write=lambda: done.append("may go on"))
+    here = SimpleNamespace(groups=groups, parameters_changed=lambda: done.append("older ones are forgotten"))
+    copies: Any = SimpleNamespace(_recorder=SimpleNamespace(engine=here), _of=lambda tensor: [])
+    Copies.after(copies, (torch.ones(1),), {})
+    assert done == ["older ones are forgotten", "may go on"]

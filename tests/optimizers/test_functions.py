@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from farspan.call.pytree.template import flatten_arguments
-from farspan.execute.optimizers.functions import kind_of_call, shape_of
+from farspan.execute.optimizers.functions import _written_lists, kind_of_call, shape_of
 
 X, Y = torch.ones(2), torch.ones(3)
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
@@ -49,3 +49,15 @@ def test_other_calls_take_the_long_way(args: tuple[Any, ...]) -> None:
     tensors: list[Any] = []
     assert kind_of_call(args, {}, tensors) is None
     assert tensors == []
+
+
+IN_PLACE = [name for name in dir(torch.ops.aten) if name.startswith(("_foreach_", "_fused_")) and name.endswith("_")]
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*IN_PLACE, "_foreach_sqrt_", "_foreach_lerp_", "_foreach_copy_", "_fused_sgd_"})
+)
+def test_of_each_function_over_lists_it_is_known_into_which_it_writes(name: str) -> None:
+    written = _written_lists(name)
+    assert written[:1] == (0,)
+    assert len(written) == 1 or name.startswith("_fused_")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +140,15 @@ def test_a_slow_link_between_hosts_is_minded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(exchange, "_host", lambda: f"host {engine().rank}")
     for found in run_threads(2, lambda rank: cut(rank, widths), transport=paced):
         assert found in ([0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1])
+
+
+def test_a_transfer_that_a_device_waits_for_is_watched_and_no_other_is() -> None:
+    watched: list[Any] = []
+    waits = SimpleNamespace(add=lambda work, late: watched.append((work, type(late()))))
+    here: Any = SimpleNamespace(rank=0, deadline_s=1.0, channels=SimpleNamespace(device_waits=waits))
+    plain: Any = SimpleNamespace(wait=lambda limit_s: None)
+    of_device: Any = SimpleNamespace(wait=lambda limit_s: None, has_begun=lambda: True, is_done=lambda: False)
+    timed._wait(plain, "a message", 1, here)
+    assert watched == []
+    timed._wait(of_device, "a message", 1, here)
+    assert watched == [(of_device, DeadlineError)]

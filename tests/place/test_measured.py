@@ -17,7 +17,7 @@ from farspan.errors import PlanError
 from farspan.execute.process.console import Console
 from farspan.graph import Segment
 from farspan.place.measure.measurements import Measured, Sample, SegmentNote
-from farspan.place.measure.profiling_executor import ProfilingExecutor
+from farspan.place.measure.profiling_executor import ProfilingExecutor, _span_bytes
 from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured
 from farspan.profile import cache_folder
@@ -330,3 +330,12 @@ def test_noise_makes_no_difference_of_speed() -> None:
 def test_what_else_runs_on_a_machine_makes_no_difference_of_speed() -> None:
     disturbed = share({"A": 5.0}, {"A": 1.02}, {"A": 4.0})
     assert speeds_of_ranks([share({"A": 1.0}), disturbed]) == [1.0, 1.0]
+
+
+def test_the_memory_of_a_part_counts_its_gaps_and_what_is_repeated_counts_once() -> None:
+    x = torch.zeros(4, 6)
+    assert _span_bytes(x) == _span_bytes(x.t()) == 4 * 24
+    assert _span_bytes(x[:, :3]) == 4 * 21
+    assert _span_bytes(x[:1].expand(4, 6)) == 4 * 6
+    assert _span_bytes(None) == _span_bytes(x[:0]) == 0
+    assert _span_bytes(x.to_sparse()) == 4 * 24

@@ -11,6 +11,8 @@ from tests.support.ranks import run_processes
 
 from farspan.errors import PlanError
 from farspan.place.mesh.given import axes_of
+from farspan.place.mesh.lanes import _shares_of
+from farspan.plan import Plan
 
 PROGRAM = """
 import torch, farspan
@@ -67,3 +69,14 @@ def test_a_mesh_that_cannot_be(mesh: Any, given: dict[str, Any], said: str) -> N
     with pytest.raises(PlanError) as caught:
         axes_of(mesh, 4, **given)
     assert said in str(caught.value) and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("estimates", "found"),
+    [({"share": (3.0, 1.0)}, [3.0, 1.0]), ({}, [1.0, 1.0]), ({"share": (0.0, 0.0)}, [1.0, 1.0])],
+)
+def test_the_number_of_micro_batches_follows_from_the_shares_of_the_stages(
+    estimates: dict[str, tuple[float, ...]], found: list[float]
+) -> None:
+    plan = Plan(stages=("rank:0", "rank:1"), placement={"a": 0, "b": 1}, estimates=estimates)
+    assert list(_shares_of(plan)) == found

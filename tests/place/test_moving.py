@@ -20,6 +20,7 @@ from torch import nn
 
 import farspan
 from farspan.place.places import replace_plan
+from farspan.place.repartition.moved_states import _memory_of
 from farspan.plan import Plan
 from farspan.profile import units_of
 
@@ -193,3 +194,12 @@ def test_same_numbers_whatever_moves_over_real_processes() -> None:
         assert differences == {name: [] for name in names}
         assert moved == found[0][1]
         assert any(moved), "nothing moved"
+
+
+def test_what_is_one_memory_in_an_optimizers_state_is_known_to_be() -> None:
+    x, sparse = torch.zeros(4), torch.eye(2).to_sparse()
+    assert _memory_of(x) == _memory_of(x.view(2, 2)) == _memory_of(x.detach())
+    assert _memory_of(x) != _memory_of(torch.zeros(4))
+    assert _memory_of(sparse) == id(sparse)
+    empty, other = torch.zeros(0), torch.zeros(0)
+    assert _memory_of(empty) != _memory_of(other)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from tests.planner.placement.brute_force import all_chains
@@ -17,6 +18,7 @@ from farspan.errors import PlanError
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.optimize import best_plan, fitting
 from farspan.planner.optimize.every import every_pipeline
+from farspan.planner.partition_dp.remat import Choice, make_steps
 from farspan.planner.partition_dp.stages import Rules
 
 
@@ -138,3 +140,30 @@ def test_what_would_help_is_said_of_nodes_that_keep_the_same(memory: float) -> N
     with pytest.raises(PlanError) as caught:
         best_plan(CostedGraph(nodes=nodes, edges=graph.edges), devices(2, memory), 1)
     assert caught.value.what == f"no plan fits 2 devices of {memory:.0f} B."
+
+
+def test_the_ways_that_are_chosen_for_a_stage_cost_what_the_search_has_counted() -> None:
+    """In the order of seconds per byte the first two save enough, and the last two do so in less."""
+    steps = [(6.0, 6.0), (5.0, 5.5), (5.0, 5.5)]
+    choices = [
+        [
+            Choice(name="", time_s=1.0, saved_bytes=10.0, memory_bytes=0.0),
+            Choice(name="remat", time_s=1.0 + extra_s, saved_bytes=10.0 - saved, memory_bytes=0.0),
+        ]
+        for saved, extra_s in steps
+    ]
+    members = np.array([[False] * 3, [True] * 3])
+    made = make_steps(choices, [0, 1, 2], [0, 0, 0], [1], members)
+    for missing in (0.0, 4.0, 5.0, 6.0, 8.0, 10.0, 11.0, 13.0, 16.0):
+        counted = made.extra(0, np.array([1]), np.array([[missing]]), np.array([3.0]))[0, 0]
+        chosen = [node for node, choice in made.chosen(0, {0, 1, 2}, missing).items() if choice]
+        assert sum(steps[node][1] for node in chosen) == pytest.approx(counted)
+        assert sum(steps[node][0] for node in chosen) >= missing
+
+
+def test_what_a_node_needs_while_it_runs_decides_which_are_computed_again() -> None:
+    """Four blocks hold 44 bytes; with the 9 of one that runs they are 53 of 50, and 45 with one computed again."""
+    found = fitting.best_pipeline(blocks(4, working_bytes=9.0), devices(1, 50.0), Rules(micro_batches=1))
+    assert found is not None and list(found.stages[0].options.values()) == ["remat"]
+    roomy = fitting.best_pipeline(blocks(4, working_bytes=9.0), devices(1, 53.0), Rules(micro_batches=1))
+    assert roomy is not None and not roomy.stages[0].options

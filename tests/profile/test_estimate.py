@@ -162,3 +162,14 @@ def test_models_on_the_meta_device_are_estimated_too() -> None:
     with torch.device("meta"):
         model = GPT(8)
     assert _names(model, 2) == _names(GPT(8), 2)
+
+
+class _Holder(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.layer = weight, nn.Linear(WIDTH, WIDTH)
+
+
+def test_a_parameter_of_two_modules_that_are_opened_is_one_unit() -> None:
+    weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+    assert _names(nn.Sequential(_Holder(weight), _Holder(weight)), 16) == ["0.weight", "0.layer", "1.layer"]

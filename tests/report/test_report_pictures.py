@@ -198,3 +198,20 @@ def test_html_is_self_contained_and_escaped() -> None:
     assert not {"src", "href", "onload"} & set(page.attributes)
     assert not re.search(r"@import|url\((?!#)", text)
     assert text.encode("utf-8")
+
+
+def test_what_is_said_of_a_cell_counts_from_the_start_of_the_picture() -> None:
+    spans = (
+        Span(rank=0, kind="F", name="a", micro_batch=0, start_ns=1000 * MS, end_ns=1010 * MS),
+        Span(rank=0, kind="B", name="a", micro_batch=0, start_ns=1015 * MS, end_ns=1040 * MS),
+    )
+    root = ElementTree.fromstring(svg(Timeline(spans=spans, num_ranks=1, title="late")))
+    said = [element.text or "" for element in root.iter(f"{SVG}title")]
+    assert [line for text in said for line in text.split("\n") if "ms)" in line] == [
+        "10.0 ms (0.00 to 10.00 ms)",
+        "25.0 ms (15.00 to 40.00 ms)",
+    ]
+    (cell,) = cells(root, "F")
+    (number,) = [each for each in root.iter(f"{SVG}text") if each.get("class") == "in onF"]
+    top, height = float(cell.attrib["y"]), float(cell.attrib["height"])
+    assert 0 < float(number.attrib["y"]) - (top + height / 2) < height / 2  # the base line of what is in the middle

@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from farspan.call.leaf import Placed
-from farspan.execute.shards.parameters import AwayParameters
+from farspan.execute.shards.parameters import AwayParameters, _can_go
 from farspan.graph import Meta
 
 NAMES = [f"w{number}" for number in range(32)]
@@ -115,3 +115,35 @@ def test_an_answer_that_did_not_come_is_an_error_where_it_is_needed(away: AwayPa
         away.fetch(["w2"])
     home.broken = False
     assert away.fetch(["w2"])["w2"].tolist() == [2.0 + home.clock] * 4
+
+
+def test_what_the_program_has_written_on_a_parameter_is_still_on_it_when_it_is_away() -> None:
+    nothing: Any = SimpleNamespace(is_here=lambda item: False, answer_with=lambda handlers: None)
+    away, parameter = AwayParameters(nothing, nothing, nothing), Parameter(torch.zeros(4))
+    parameter.decay = 0.5  # type: ignore[attr-defined]
+    meta = Meta((4,), (1,), torch.float32, torch.device("cpu"), True)
+    item = Placed("w", 0, parameter, meta, True, True, Parameter)
+    away.release([item])
+    assert away.is_away(item) and parameter.decay == 0.5  # type: ignore[attr-defined]
+    assert parameter.requires_grad and isinstance(parameter, Parameter)
+
+
+CHANNELS_LAST = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("data", "can_go"),
+    [
+        (torch.zeros(3, 2), True),
+        (torch.zeros(3, 2).t(), False),
+        (torch.zeros(2, 3, 4, 5), True),
+        (CHANNELS_LAST, True),
+        (CHANNELS_LAST.transpose(0, 1), False),
+        (torch.zeros(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), False),
+        (torch.zeros(3, dtype=torch.int64), False),
+        (torch.zeros(3, dtype=torch.complex64), True),
+    ],
+)
+def test_parameters_go_whose_layout_a_message_keeps(data: torch.Tensor, can_go: bool) -> None:
+    item: Any = SimpleNamespace(tensor=Parameter(data, requires_grad=False))
+    assert _can_go(item) is can_go

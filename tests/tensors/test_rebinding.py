@@ -287,3 +287,27 @@ def test_a_distributed_model_is_not_traced() -> None:
             torch.jit.trace(model, X)
 
     on_ranks(2, program)
+
+
+class _Flattening(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.layer, self.other = nn.Flatten(0), nn.Linear(3, 2), nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_a_module_has_taken_of_memory_stays_what_it_was_when_a_parameter_gets_that_memory(num_ranks: int) -> None:
+    def program(model: Any) -> Any:
+        whole = torch.cat([p.detach().flatten() for p in model.parameters()]) * 2
+        taken = model.flat(whole[2:6].view(2, 2))
+        model.layer.weight.data = whole[:6].view(2, 3)
+        return taken.tolist(), whole.tolist(), model.layer.weight.tolist()
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return _Flattening()
+
+    wanted = program(build())
+    for got in on_ranks(num_ranks, lambda model: program(farspan.distribute(model)), build):
+        assert got == wanted

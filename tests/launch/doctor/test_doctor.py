@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 from dataclasses import replace
 from itertools import permutations
 
 import pytest
+import torch
 
 from farspan.cluster.read import parse_cluster
 from farspan.errors import LaunchError
+from farspan.launch.doctor import devices, gather
 from farspan.launch.doctor.cluster_file import format_cluster
 from farspan.launch.doctor.examine import Clock, Examination, Link, rounds
 from farspan.launch.doctor.facts import DeviceFacts, Facts, FolderFacts, read_facts
@@ -152,3 +155,20 @@ def test_who_does_not_answer_is_given_up_at_the_deadline() -> None:
 def test_what_a_host_says_is_not_believed_blindly(said: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match="b says of itself what is not understood"):
         read_facts("b", said)
+
+
+def test_the_tables_of_one_host_have_its_versions() -> None:
+    table = format_examination(found({"a": WELL})).split("\n\n")[0]
+    assert all(kind in table and text in table for kind, text in versions().items())
+
+
+def test_a_host_says_which_limits_and_devices_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resource = pytest.importorskip("resource")
+    limits = {resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], resource.RLIM_INFINITY))
+    assert gather._limits() == (1024, -1)
+    assert devices.main() == 0
+    said = json.loads(capsys.readouterr().out)
+    assert len(said["devices"]) == torch.cuda.device_count() and bool(said["why"]) != bool(said["devices"])

@@ -65,3 +65,8 @@ def test_a_slow_link_between_groups_makes_one_pipeline_the_fastest() -> None:
         for rate in (1e5, 1e7, 1e9)
     ]
     assert numbers == sorted(numbers)
+
+
+def test_each_rank_may_have_one_unit() -> None:
+    small = replace(ROOMY, memory_bytes=2e7)  # each unit takes 1.6e7 with its gradient and the optimizer's state
+    assert best_groups(UNITS[:4], 4, small, num_micro_batches=1).num_groups == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farspan.planner.mesh import ChainStage, best_lanes, chain_step, seconds_of_work
+from farspan.planner.mesh.chain_step import _sent
 
 LARGE = [(1e11, 1e8, 1e6)] * 10
 SMALL = [(1e4, 1e4, 1e3)] * 10
@@ -43,3 +44,12 @@ def test_each_micro_batch_has_two_rows_and_their_number_divides_the_batch() -> N
     assert 48 % best_lanes(seconds_of_work(LARGE, "cpu"), [0.5, 0.5], 48).number == 0
     assert best_lanes(seconds_of_work(LARGE, "cpu"), [1.0], 64).number == 1
     assert best_lanes(seconds_of_work(LARGE, "cpu"), [1.0], 64, widths=[2]).number > 1
+
+
+def test_a_stage_sends_to_the_rank_that_takes_the_micro_batch() -> None:
+    stages = [ChainStage(forward_s=1.0, backward_s=2.0, width=width, sent_bytes=10.0 * width) for width in (1, 3, 2)]
+    first = [0, 1, 4, 6]
+    assert _sent(stages, first, 0, 5, is_forward=True) == ((1 + 2, 10.0),)
+    assert _sent(stages, first, 1, 5, is_forward=True) == ((4 + 1, 30.0),)
+    assert _sent(stages, first, 2, 4, is_forward=False) == ((1 + 1, 30.0),)
+    assert _sent(stages, first, 2, 4, is_forward=True) == _sent(stages, first, 0, 4, is_forward=False) == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.plainly import assert_same_as_plainly
+from tests.support.ranks import run_threads
 from torch import Tensor, nn
+
+import farspan
 
 _generator = torch.Generator().manual_seed(2)
 PIECES = [(torch.randn(2, 3, 4, generator=_generator), torch.randn(2, 3, 1, generator=_generator)) for _ in range(8)]
@@ -89,3 +94,19 @@ def for_two_optimizers(model: Any) -> Any:
 )
 def test_what_is_needed_later_is_still_there(program: Callable[[Any], Any], num_ranks: int, schedule: str) -> None:
     assert_same_as_plainly(Recurrent, program, num_ranks, schedule=schedule)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_batch_that_the_program_has_no_more_is_gone_when_its_step_has_run(num_ranks: int) -> None:
+    def program(rank: int) -> bool:
+        model = farspan.distribute(Recurrent())
+        batch = torch.ones(2, 3, 4)
+        loss = model(batch)[0].sum()
+        loss.backward()
+        float(loss)
+        seen = weakref.ref(batch)
+        del batch, loss
+        gc.collect()
+        return seen() is None
+
+    assert run_threads(num_ranks, program) == [True] * num_ranks

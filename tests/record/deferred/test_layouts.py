@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
+from farspan.graph import Meta, Value
+from farspan.record.deferred.compute import Computing
+from farspan.record.deferred.deferred_call import is_view
 
 
 def _wide() -> nn.Module:
@@ -116,3 +120,21 @@ def test_what_has_been_computed_is_used_as_in_one_process(program: Callable[...,
     wanted = on(mlp())
     for got in on_ranks(2, lambda model: on(farspan.distribute(model))):
         assert got == wanted
+
+
+@pytest.mark.parametrize(("shape", "stride"), [((3, 4), (0, 1)), ((3, 4), (4, 1)), ((1, 4), (0, 1)), ((2, 3), (1, 0))])
+def test_what_is_fetched_is_laid_out_as_for_the_program(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    data = torch.arange(1.0, 13.0).as_strided(shape, stride)
+    value = Value(Meta(shape, stride, torch.float32, torch.device("cpu"), False), 0)
+    kept = Computing(None)._keep(value, data.clone())  # type: ignore[arg-type]
+    assert kept.stride() == stride and kept.tolist() == data.tolist()
+
+
+def test_only_what_takes_views_and_nothing_else_is_a_view() -> None:
+    value = Value(
+        Meta((2,), (1,), torch.float32, torch.device("cpu"), False), 0, None, 1
+    )  # an input that a rank has read
+    for shares, is_one in {(0,): True, (0, 0): True, (-1,): False, (0, -1): False, (): False}.items():
+        entry: Any = SimpleNamespace(num_results=len(shares), shares=shares)
+        assert is_view(entry, [value]) is is_one
+        assert is_view(entry, [value, value]) is False

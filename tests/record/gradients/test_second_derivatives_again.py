@@ -17,7 +17,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import farspan
 from farspan.errors import RecordError
-from farspan.graph import Call
+from farspan.graph import EVERYWHERE, Call, Meta, Value
+from farspan.record.derivatives.recorded_again import _is_recorded_apart
 from farspan.record.tensor import LazyTensor
 
 DTYPE = torch.float64
@@ -301,3 +302,12 @@ def test_what_the_program_holds_does_not_hold_what_it_was_made_of() -> None:
 
     counts = on_ranks(1, program, build)[0]
     assert counts[-1] <= counts[2]
+
+
+def test_old_versions_are_kept_of_recorded_tensors_alone() -> None:
+    meta = Meta((2,), (1,), torch.float32, torch.device("cpu"), True)
+    of_gradient = Value(meta, 0)
+    of_gradient.gradient_of = "weight"
+    assert _is_recorded_apart(Value(meta, 0))
+    for other in (torch.ones(2), Value(meta, EVERYWHERE), Value(meta, 0, name="weight"), of_gradient):
+        assert not _is_recorded_apart(other)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.split.slices.harness import Act, assert_close, first, run
 from tests.wide.loops import loss_of
+
+from farspan.record.parameters.gradients import Gradients
 
 LOOPS: dict[str, Act] = {}
 
@@ -90,3 +93,26 @@ def test_one_process_within_rounding(name: str) -> None:
     for seen, _ in found:
         assert_close(seen, wanted)
     assert max(found[0][1]) >= 8, "the loop has been in slices"
+
+
+def test_a_gradient_in_slices_is_cleared_where_it_is_and_another_one_is_set_at_home() -> None:
+    class AtHomeError(Exception):
+        pass
+
+    def come_home(reason: str) -> None:
+        raise AtHomeError(reason)
+
+    cleared: list[Any] = []
+    owned = SimpleNamespace(slices={"w": ()}, come_home=come_home)
+    recorder = SimpleNamespace(
+        hooks=SimpleNamespace(commit=lambda: None), splitting=SimpleNamespace(matrices=SimpleNamespace(owned=owned))
+    )
+    own = torch.ones(2)
+    gradients: Any = SimpleNamespace(recorder=recorder, get=lambda placed: own, _clear_slices=cleared.append)
+    placed: Any = SimpleNamespace(name="w")
+    Gradients.set(gradients, placed, None)
+    assert cleared == [placed]
+    Gradients.set(gradients, placed, own)
+    with pytest.raises(AtHomeError, match=r"w\.grad is set"):
+        Gradients.set(gradients, placed, torch.ones(2))
+    assert cleared == [placed]

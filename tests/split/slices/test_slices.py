@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 import farspan
 from farspan.execute.process.world import current_engine
+from farspan.execute.slices.moves import Moves
 
 LOOPS: dict[str, Act] = {}
 """What each does in a step, between the backward and the optimizer's step; some of it only from the fifth step on."""
@@ -340,3 +342,17 @@ def test_one_process_within_rounding(name: str) -> None:
         assert_close(seen, wanted)
     assert found[0][1] == found[1][1], "all ranks agree on what lies in slices"
     assert max(found[0][1]) >= 8, "the loop has been in slices"
+
+
+def test_a_slice_keeps_nothing_else_of_what_it_is_cut_of() -> None:
+    whole = torch.arange(8.0).view(4, 2)
+    offered = {f"w.0: {what}": whole[:2] for what in ("data", "gradient", "kept momentum")}
+    own: Any = SimpleNamespace(name="w.0", tensor=None)
+    item: Any = SimpleNamespace(name="w", is_owned=True)
+    moves: Any = SimpleNamespace(_nothing={"w": frozenset(["extra"])}, _keys={"w": ["momentum", "extra"]}, _kept={})
+    Moves._take(moves, own, item, offered, has_gradient=True)
+    kept = moves._kept["w.0"]
+    assert kept["extra"] is None
+    for each in (own.tensor, own.tensor.grad, kept["momentum"]):
+        assert each.tolist() == whole[:2].tolist() and each.untyped_storage().nbytes() == 16
+    assert len({each.data_ptr() for each in (own.tensor, own.tensor.grad, kept["momentum"], whole)}) == 4

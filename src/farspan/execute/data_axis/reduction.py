@@ -87,8 +87,6 @@ class Reduction(Groups):
         self._settings = ""
         """Those of the optimizer that has stepped last, or is about to."""
         self.num_steps = 0
-        self.num_averaged = self.num_groups
-        """The number of groups that the latest mean is over."""
         self.num_windows = 0
         self.is_averaging = False
         """True while a window ends."""
@@ -282,7 +280,6 @@ class Reduction(Groups):
         self.is_averaging = True
         recovery.commit(complete, again)
         self.is_averaging = False
-        self.num_averaged = window.num_groups
         assert outside is not None
         window.spread()
         outside.spread()

@@ -99,8 +99,7 @@ class Computing:
         """Keep what was fetched, laid out as the program's tensor; expanded dimensions share their memory there."""
         meta = value.meta
         kept = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_device_here(meta.device))
-        dimensions = zip(meta.shape, meta.stride, strict=True)
-        once = [slice(0, 1) if stride == 0 and size > 1 else slice(None) for size, stride in dimensions]
+        once = [slice(0, 1) if stride == 0 else slice(None) for stride in meta.stride]
         kept[tuple(once)].copy_(data[tuple(once)])
         self._fetched[value] = kept
         return kept

@@ -1,0 +1,59 @@
+"""How one process starts, what it ends when another has failed, and what it hints at."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farspan.errors import FarspanError
+from farspan.execute.engine import Engine
+from farspan.execute.process import world
+from farspan.execute.process.console import Console
+
+
+def test_a_rank_that_cannot_start_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[Exception] = []
+    side = SimpleNamespace(fail=failed.append)
+    network: Any = SimpleNamespace(rank=1, world_size=2, launcher="run", join=lambda limit_s: side)
+    error = FarspanError("it has another argument")
+
+    def differs(*args: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(world, "install", lambda: None)
+    monkeypatch.setattr(world, "keep_log_apart", lambda: None)
+    monkeypatch.setattr(world, "Agreement", differs)
+    with pytest.raises(FarspanError, match="another argument"):
+        world._set_up(None, 1, network)
+    assert failed == [error]
+
+
+@pytest.mark.parametrize("has_transport", [True, False])
+def test_a_failure_ends_all_transfers_that_this_rank_may_wait_for(has_transport: bool) -> None:
+    ended: list[str] = []
+    engine: Any = SimpleNamespace(
+        values=SimpleNamespace(pulls=SimpleNamespace(abort=lambda: ended.append("pulls"))),
+        groups=SimpleNamespace(abort=lambda: ended.append("groups")),
+        transport=SimpleNamespace(abort=lambda: ended.append("transport")) if has_transport else None,
+    )
+    Engine.interrupt(engine)
+    assert sorted(ended) == ["groups", "pulls", *["transport"] * has_transport]
+
+
+@pytest.mark.parametrize(("gain", "num_micro_batches", "is_told"), [(1.7, 1, True), (1.05, 1, False), (1.7, 2, False)])
+def test_more_micro_batches_are_hinted_at_where_they_would_gain(
+    gain: float, num_micro_batches: int, is_told: bool
+) -> None:
+    lines: list[str] = []
+    record: Any = SimpleNamespace(
+        exchange=SimpleNamespace(busy_s=lambda: [1.0, 2.0]), num_micro_batches=num_micro_batches
+    )
+    plan = SimpleNamespace(num_stages=2, micro_batches=1, is_split=lambda stage: False)
+    console: Any = SimpleNamespace(plan=plan, best_lanes=None, _write_line=lines.append)
+    Console._hint_at_micro_batches(console, record)
+    assert lines == []  # nobody knows how many
+    console.best_lanes = lambda busy_s: (len(busy_s) * 4, gain)
+    Console._hint_at_micro_batches(console, record)
+    assert ["micro_batches=8" in line for line in lines] == [True] * is_told
