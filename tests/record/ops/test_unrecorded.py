@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from farspan.record.ops.unrecorded_functions import concerns
+from farspan.record.intercept import _concerns
 
 WAYS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "itself": lambda tensor: ((tensor,), None),
@@ -23,5 +23,5 @@ WAYS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_placed_tensor_is_found_wherever_it_is_given(way: str) -> None:
     tensor, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    assert concerns(*WAYS[way](tensor), {id(tensor): None})
-    assert not concerns(*WAYS[way](tensor), {id(other): None})
+    assert _concerns(*WAYS[way](tensor), {id(tensor): None})
+    assert not _concerns(*WAYS[way](tensor), {id(other): None})
