@@ -94,7 +94,7 @@ def timed_ms(run: Callable[[], None], number: int) -> float:
 
 def operation_row(name: str, number: int) -> dict[str, Any]:
     """Milliseconds to predict an operation, and to run it on fakes, for so many sizes."""
-    calls = []
+    calls: list[tuple[Any, Any, Any, Any]] = []
     for size in range(3, number + 4):
         function, *args = OPERATIONS[name](size)
         template, tensors = flatten_arguments(tuple(args), {})

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from farspan.call.infer import fallbacks
 from farspan.call.infer import predict as predictions
 from farspan.call.infer.entry import Entry, meta_of
 from farspan.call.infer.formulas import FORMULAS, device_of_formula
@@ -165,3 +166,26 @@ def test_a_wrong_call_raises_what_fakes_raise() -> None:
     metas = [meta_of(tensor) for tensor in tensors]
     with pytest.raises(RuntimeError, match=r"a and b must have same reduction dim|shapes cannot be multiplied"):
         predictions.predict(torch.matmul, template, metas, current_modes())
+
+
+def test_what_one_recorder_has_found_out_of_a_function_of_torchs_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of the program's, and one that draws, each recorder asks for itself."""
+    found: list[Any] = []
+    find_out = fallbacks._find_out
+
+    def counting(target: Any, *args: Any) -> Any:
+        found.append(target)
+        return find_out(target, *args)
+
+    def of_program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    monkeypatch.setattr(fallbacks, "_find_out", counting)
+    x = torch.randn(3, 1013)
+    template, tensors = flatten_arguments((x,), {})
+    metas = [meta_of(tensor) for tensor in tensors]
+    for _ in range(2):
+        cache = fallbacks.MetadataCache(lambda function, *args: function(*args), ())
+        for target in (torch.Tensor.exp, F.dropout, of_program):
+            assert cache.lookup(target, template, metas, current_modes()).metas[0].shape == (3, 1013)
+    assert found == [torch.Tensor.exp, F.dropout, of_program, F.dropout, of_program]
