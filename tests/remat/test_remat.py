@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 import farspan
 from farspan.errors import PlanError
 from farspan.plan import Plan
+from farspan.torch_private.calls import recompute_through
 
 CHOICES: dict[str, Any] = {"all": True, "every leaf": ["*"]}
 FINER = {
@@ -318,3 +320,22 @@ def test_a_part_that_a_later_backward_goes_through_keeps_what_it_had(remat: Any)
 
     for num_ranks in (1, 2):
         assert_same(TwoHeads, program, num_ranks, remat=remat)
+
+
+def test_checkpoints_of_a_torch_that_gives_the_arguments_as_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.14.1 calls the generator of a checkpoint with a tuple and a dictionary, not with the arguments."""
+    seen: list[Any] = []
+
+    def generator(
+        function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, debug: bool = False
+    ) -> Any:
+        seen.append((function(*args, **kwargs), preserve_rng_state, debug))
+        yield
+
+    name = "_checkpoint_without_reentrant_generator_impl"
+    monkeypatch.setattr(torch.utils.checkpoint, name, generator, raising=False)
+    recompute_through(lambda function: lambda *args: 10 * function(*args), lambda x: x == 2, contextlib.nullcontext)
+    replaced = getattr(torch.utils.checkpoint, name)
+    for x in (1, 2):
+        list(replaced(lambda value: value, (x,), {}, preserve_rng_state=True, debug=x == 1))
+    assert seen == [(10, True, True), (20, False, False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import warnings
 from collections import OrderedDict
@@ -166,7 +167,18 @@ def recompute_through(
         with around():
             yield from original(wrapper(function), keeps_states, *args, **kwargs)
 
-    setattr(checkpoint, name, generator)
+    def generator_of_arguments(
+        function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **ways: Any
+    ) -> Any:
+        keeps_states = preserve_rng_state and not any(map(is_recorded, args))
+        with around():
+            yield from original(wrapper(function), args, kwargs, preserve_rng_state=keeps_states, **ways)
+
+    arguments = inspect.signature(original).parameters[
+        "args"
+    ]  # since torch 2.14.1 a tuple, as `kwargs` is a dictionary
+    takes_all = arguments.kind is inspect.Parameter.VAR_POSITIONAL
+    setattr(checkpoint, name, generator if takes_all else generator_of_arguments)
 
 
 def put_module_apply(function: Any) -> Any:
