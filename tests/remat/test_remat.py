@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from tests.promises.test_randomness import MODELS
 from tests.promises.test_randomness import build as build_seeded
 from tests.promises.test_randomness import case as case_of
