@@ -2,7 +2,7 @@
 
 cli > api > place > adapters, services > state > execute > comm > control > record > call > torch_private > profile
     > report, launch > planner > program > plan > schedule > graph, cluster
-    > documents, locks, settings, outputs > errors, units
+    > documents, locks, settings, outputs, progress > errors, units
 
 ( > : may import)
 """
@@ -42,7 +42,7 @@ FLOORS = (
     {"plan"},
     {"schedule"},
     {"graph", "cluster"},
-    {"documents", "locks", "settings", "outputs"},
+    {"documents", "locks", "settings", "outputs", "progress"},
     {"errors", "units"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -170,3 +170,14 @@ def test_errors_stay_short_whatever_they_quote() -> None:
     assert len(quoted("a" * 10_000)) < 80 and len(quoted([["a" * 1000] * 1000] * 1000)) < 120
     error = PlanError("a" * 10_000, why="b\n" + "c" * 10_000, hint="d" * 700)
     assert max(map(len, str(error).splitlines())) < 700 and len(str(error).splitlines()) == 4
+
+
+def test_a_line_does_not_continue_the_line_of_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    write_line("alone")
+    with tqdm.tqdm(range(3), file=sys.stderr):
+        write_line("said")
+    write_line("after")
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert lines[0] == "alone"
+    assert "said" in lines and "after" in lines

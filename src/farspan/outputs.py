@@ -112,8 +112,15 @@ def keep_text(path: str | os.PathLike[str], text: str, what: str) -> bool:
 def write_line(text: str) -> None:
     """Writes a line to standard error. That nobody reads it, or that its disk is full, is no reason to end."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: the program has closed it
-        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.write(f"{_line_end()}{printable(text)}\n")
         sys.stderr.flush()
+
+
+def _line_end() -> str:
+    """Returns what ends the line that a bar of tqdm's leaves open on standard error; "" where there is none."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    files = [getattr(bar, "fp", None) for bar in list(getattr(tqdm, "_instances", ()))]
+    return "\n" if any(getattr(file, "_wrapped", file) is sys.stderr for file in files) else ""
 
 
 def _write_stdout(text: str) -> None:

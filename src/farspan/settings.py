@@ -3,6 +3,7 @@
     FARSPAN_DEADLINE     seconds that a rank waits for another one before it gives up (300)
     FARSPAN_FILES        whose files are the script's: "first" (rank 0's) or "all"
     FARSPAN_MEASURE      whether the first step is measured to choose the plan (yes)
+    FARSPAN_OUTPUT       whose output is on the console under torchrun, srun, mpirun: "first" (rank 0's) or "all"
     FARSPAN_RECORD       whether a single process records too what several would, though nothing is to be won by it (no)
     FARSPAN_REPORT       file of the report on a training step (none)
     FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
@@ -23,13 +24,14 @@ from collections.abc import Iterable, Mapping
 from farspan.errors import LaunchError, quoted
 from farspan.units import parse_number
 
-__all__ = ["PREFIX", "TRACEBACKS", "check", "choice", "flag", "seconds", "text", "unknown_names"]
+__all__ = ["OUTPUTS", "PREFIX", "TRACEBACKS", "check", "choice", "flag", "seconds", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
 _SETTINGS = (
     "DEADLINE",
     "FILES",
     "MEASURE",
+    "OUTPUT",
     "RECORD",
     "REPORT",
     "SAME_HOST",
@@ -43,6 +45,7 @@ _OF_RUN = ("EACH_SAVE", "ENTROPY", "GATE", "KEEPERS", "KEEP_GOING", "MEMORY", "P
 _OF_ROLES = ("HOSTS", "ROLE", "SERVICES")
 _KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, *_OF_RUN, *_OF_ROLES))
 TRACEBACKS = {"short": "the program's frames and torch's", "full": "farspan's own too"}
+OUTPUTS = {"first": "rank 0's, and files for the others", "all": "each rank's"}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LONGEST_DEADLINE_S = 1e9
 
@@ -122,6 +125,7 @@ def check() -> None:
     flag("RECORD", default=False)
     flag("SAME_HOST", default=True)
     flag("VERBOSE", default=False)
+    choice("OUTPUT", OUTPUTS, default="first")
     choice("TRACEBACK", TRACEBACKS, default="short")
     seconds("DEADLINE", default=300.0)
     seconds("STRAGGLER", default=30.0)

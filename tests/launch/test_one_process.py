@@ -62,14 +62,14 @@ dist.destroy_process_group()
 FAILS_LATER = INITIALISES_LATER + "train()\nif os.environ['RANK'] == '1': raise ValueError('no more data')\ntrain()\n"
 
 
-def start(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, text: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(text)
     outer = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"} if "farspan" in command else {}
     path = os.pathsep.join([SOURCES, ROOT])
     return subprocess.run(
         [sys.executable, *command, str(script)],
-        env={**os.environ, **outer, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **outer, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **variables},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -106,7 +106,10 @@ def test_torchruns_store_is_shared_with_its_agent_which_reports_the_rank_that_fa
     assert done.returncode != 0
     cause = done.stderr[done.stderr.index("Root Cause") :]
     assert "rank      : 1" in cause and "ValueError: no more data" in cause
-    assert (done.stdout.count("2.0"), done.stdout.count("train")) == (2, 2)  # the ranks' lines may mix
+    assert (done.stdout.count("2.0"), done.stdout.count("train")) == (1, 1)
+    assert (
+        "ValueError: no more data" in done.stderr[: done.stderr.index("Root Cause")]
+    )  # also where rank 1 is in a file
     assert done.stderr.count("farspan run -n 2") == 1
 
 
@@ -126,3 +129,45 @@ def test_ranks_meet_at_an_address_of_the_network_too(tmp_path: Path, num_ranks: 
     finished = run_processes(num_ranks, script, environment={"MASTER_ADDR": address, "FARSPAN_SAME_HOST": "0"})
     assert [process.stderr for process in finished if process.code] == []
     assert len({process.stdout for process in finished}) == 1
+
+
+PRINTS = (
+    HELPERS
+    + """
+import sys
+print("before", flush=True)
+train()
+print("after", flush=True)
+print("a warning", file=sys.stderr)
+"""
+)
+
+
+def _torchrun(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    port = f"--master-port={free_port()}"
+    done = start(folder, PRINTS, "-m", "torch.distributed.run", "--nproc-per-node=2", port, *options, **variables)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_under_torchrun_the_console_is_rank_0s_from_distribute_on(tmp_path: Path) -> None:
+    done = _torchrun(tmp_path)
+    assert (done.stdout.count("before"), done.stdout.count("after")) == (2, 1)
+    assert done.stderr.count("a warning") == 1
+    (line,) = [each for each in done.stderr.splitlines() if "FARSPAN_OUTPUT" in each]
+    assert line.startswith("farspan: the output of rank 1 is in ")
+    log = Path(line.partition(" is in ")[2].partition(";")[0])
+    assert log.read_text() == "after\na warning\n"
+
+
+def test_under_torchrun_every_rank_prints_where_that_is_asked_for(tmp_path: Path) -> None:
+    done = _torchrun(tmp_path, FARSPAN_OUTPUT="all")
+    assert (done.stdout.count("before"), done.stdout.count("after")) == (2, 2)
+    assert "FARSPAN_OUTPUT" not in done.stderr
+
+
+def test_a_file_that_torchrun_gives_each_rank_stays_its_own(tmp_path: Path) -> None:
+    done = _torchrun(tmp_path, "--redirects=3", f"--log-dir={tmp_path / 'logs'}")
+    assert "FARSPAN_OUTPUT" not in done.stderr
+    outputs = [each.read_text() for each in sorted((tmp_path / "logs").rglob("stdout.log"))]
+    assert outputs == ["before\nafter\n"] * 2

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from farspan.cli.arguments.hint_options import read_hints
 from farspan.cli.recalibrate_command import format_recalibration, read_measured, recalibrated
 from farspan.cli.script import check_script, profile_script
-from farspan.outputs import check_outputs, write_json, write_output, write_text
+from farspan.outputs import check_outputs, write_json, write_line, write_output, write_text
+from farspan.progress import said_if_slow
 from farspan.units import count_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def plan_script(arguments: argparse.Namespace) -> int:
     profile, hints = profile_script(script_argv, given, roofline=arguments.roofline, fresh=arguments.fresh, hints=hints)
     cluster = given or this_machine()
     graph = costed_graph(profile, cluster, roofline=arguments.roofline)
-    result = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches, hints=hints)
+    with said_if_slow("searching for a plan", write_line):
+        result = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches, hints=hints)
     said = ""
     if measured is not None:
         found = recalibrated(result, graph, cluster, measured=measured, hints=hints)

@@ -77,6 +77,7 @@ class Engine:
         self.before_end: list[Callable[[], None]] = []  # called when the program is over
         self.after_abort: list[Callable[[], None]] = []  # when a step has ended with an exception, on all ranks
         self.console = Console(side, deadline_s)
+        recorder.cache.trying.say = self.console.warn
         self.pace = Pace()
         self.num_flushes = 0
         self.last_step: StepRecord | None = None

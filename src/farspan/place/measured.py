@@ -163,7 +163,7 @@ class _FirstSteps:
             self._end("the model stays where it began: the program has changed its modules or parameters")
             return
         if self.found is None:
-            with engine.executing():
+            with engine.executing(), engine.console.said_if_slow("searching for a plan"):
                 self.found = self._find()
         plan, said = self.found
         moved_bytes = replace_plan(engine, self.model, plan)

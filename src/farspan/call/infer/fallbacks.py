@@ -16,6 +16,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,7 @@ from farspan.errors import FarspanError
 from farspan.graph import Meta
 from farspan.launch.raised.tracebacks import format_error
 from farspan.launch.rank.interrupts import signals_held
+from farspan.progress import SpreadWork
 from farspan.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device, silent_fakes
 
 if TYPE_CHECKING:
@@ -153,6 +155,8 @@ class MetadataCache:
         """Template and entry of ordinary calls whose arguments are tensors and plain values, by their own keys."""
         self.num_runs = 0
         """Number of calls that have run on fakes."""
+        self.trying = SpreadWork("trying the model on fake tensors", "call")
+        """What these take since the program last ran what it had recorded."""
 
     def lookup(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
         """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
@@ -180,7 +184,7 @@ class MetadataCache:
             return entry
         is_shared = is_torchs_own(target)
         entry = _of_functions.get(key) if is_shared else None
-        with signals_held():
+        with signals_held(), self.trying.part() if type(target) is Leaf else nullcontext():
             if entry is None:
                 self.num_runs += 1
                 entry = self.aside(_find_out, target, template, metas, modes, self.placed)
@@ -205,6 +209,7 @@ class MetadataCache:
 
     def flushed(self) -> None:
         """The program has run what it had recorded."""
+        self.trying.end()
         for table in (self.entries, self.known, self.families, interned, _of_functions):
             table.flushed()
 

@@ -8,6 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from farspan.execute.step.step_record import StepRecord
 from farspan.launch.rank.status import StatusFile
 from farspan.outputs import keep_text, write_line
 from farspan.plan import PLANNED_SECONDS, Plan
+from farspan.progress import Progress, said_if_slow
 from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
 from farspan.units import count_of, format_seconds
 
@@ -106,6 +108,10 @@ class Console:
         _log.info("%s", text)
         if self._speaks:
             write_line(text)
+
+    def said_if_slow(self, what: str) -> AbstractContextManager[Progress]:
+        """Let rank 0 say what is done in the body, and how far it is, where it takes longer than a few seconds."""
+        return said_if_slow(what, self.warn if self._speaks else None)
 
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""

@@ -24,6 +24,7 @@ from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
 from farspan.execute.engine import Engine
 from farspan.execute.process.exit_code import exit_code, watch_exit
+from farspan.execute.process.output import return_to_console
 from farspan.launch.raised.tracebacks import cut_frames
 from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
@@ -105,6 +106,8 @@ def fail_at_end(error: FarspanError) -> None:
     """The program is over, and this has gone wrong all the same: the process ends as one that has failed."""
     _exit_codes.append(exit_code() or 1)
     leave_error(error, is_heard=isinstance(error, RemoteError))
+    if not isinstance(error, RemoteError):  # whose cause another rank shows
+        return_to_console()
     write_line(f"{type(error).__name__}: {error}")
 
 

@@ -25,6 +25,7 @@ from farspan.execute.data_axis.recovery.start import keep_going
 from farspan.execute.data_axis.reduction import Reduction
 from farspan.execute.engine import Engine
 from farspan.execute.process.console import keep_log_apart
+from farspan.execute.process.output import keep_output_apart
 from farspan.execute.process.program_end import watch_end
 from farspan.execute.process.stacks import watch_signal
 from farspan.execute.teams import device_at
@@ -49,6 +50,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 300.0
 _NAMES = {"plain": "a launcher", "openmpi": "mpirun", "pmi": "mpirun", "slurm": "srun"} | {"torchrun": "torchrun"}
+_OF_FARSPAN = ("run", "hosts", "program")
+"""Launchers that look after the output of ranks; a script for several processes does that itself."""
 _VISIBLE = """\
 farspan: all ranks train one model. If the script asks for RANK, WORLD_SIZE or the like, to shard data, scale the
   learning rate or wrap the model for DDP, it still finds those of {launcher}: take that out, or start it by
@@ -171,13 +174,15 @@ def _set_up(seed: int | None, num_groups: int | Callable[[int], int], network: N
         else:
             engine, router = _engine_in_group(network, agreement, num_groups, recorder, seed, limit_s)
         engine.compare_generators()
+        if network.launcher not in _OF_FARSPAN:
+            keep_output_apart(network.rank, lambda blob: agreement.gather("output", blob))  # before files are
         remove_files = _keep_files_apart(network, agreement)
     except Exception as error:
         side.fail(error)  # or the others would wait for this rank's part
         raise
     watch_end(engine, network, router, remove_files)
     watch_signal(lambda: engine.agreement_of_all.side)
-    if network.rank == 0 and network.launcher not in ("run", "hosts", "program"):
+    if network.rank == 0 and network.launcher not in _OF_FARSPAN:
         write_line(_VISIBLE.format(launcher=_NAMES[network.launcher], n=network.world_size).rstrip())
     activate(recorder)
     return engine

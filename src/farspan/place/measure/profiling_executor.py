@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from farspan.place.measure.work import counted, kept
 from farspan.place.measure.working_memory import Working, hand_over
 from farspan.program.lower import has_weights
 from farspan.program.program import Action, Program
+from farspan.progress import Progress
 from farspan.schedule import Kind
 from farspan.torch_private import FakeTensorMode, is_fake, raw_grad
 
@@ -90,6 +92,11 @@ class ProfilingExecutor(Executor):
         """Tasks of all programs that have begun."""
         self._was_split = False
         """True if the backward that ran last was split."""
+        self._console = engine.console
+        self._progress = Progress("")
+        self._open_backwards = Counter[int]()
+        """Backwards that have not run, by micro-batch of the program that runs."""
+        self._num_in_program = 0
         self._num_to_come = 0
         """Parts of the backward of `split_one` on this rank."""
         self._has_seen_all = False
@@ -141,7 +148,7 @@ class ProfilingExecutor(Executor):
             first = [work for work in works if self._number_of(work) == _LOOKED_AT]
             self.about_to_time((num_trained, *((self._key(work), self._note_of(work).likeness) for work in first)))
         if self.mode is None or not any(map(_is_trained, program.actions)):
-            super().run(program, interruption, start)
+            self._run_measured(program, interruption, start)
             return
         if start is not None:
             start.announce()  # which looks at data: fakes have none
@@ -162,6 +169,22 @@ class ProfilingExecutor(Executor):
         except Exception as error:
             raise needs_data(error) from error
         self.ended()
+
+    def _run_measured(self, program: Program, interruption: Interruption, start: StepStart | None) -> None:
+        """Runs a program, and says how far it is where it trains and takes long."""
+        backwards = [self._number_of(each.work) for each in program.actions if each.kind is Kind.BACKWARD]
+        self._open_backwards = Counter(backwards)
+        self._num_in_program = len(self._open_backwards)
+        if not backwards:
+            super().run(program, interruption, start)
+            return
+        with self._console.said_if_slow("measuring the first step") as self._progress:
+            self._note_progress()
+            super().run(program, interruption, start)
+
+    def _note_progress(self) -> None:
+        num_done = self._num_in_program - len(self._open_backwards)
+        self._progress.note(num_done, self._num_in_program, "micro-batches")
 
     @property
     def num_micro_batches(self) -> int:
@@ -291,6 +314,12 @@ class ProfilingExecutor(Executor):
         super()._trace(kind, action, began_ns)
         if kind == "wait":
             return
+        if action.kind is Kind.BACKWARD and not self.is_dry:
+            number = self._number_of(action.work)
+            self._open_backwards[number] -= 1
+            if not self._open_backwards[number]:
+                del self._open_backwards[number]
+                self._note_progress()
         took: Kinds = "B+W" if kind == "B" and self._was_split else kind
         self.taken.append((_graph_of(action).index, place_of(action.work), took, (now_ns - began_ns) / 1e9))
         self.has_run(len(self.taken), self._num_known)

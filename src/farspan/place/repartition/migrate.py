@@ -40,7 +40,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
     engine.slices.come_home("the model is repartitioned")
     found = moves(model, engine.recorder, plan)
     engine.masks.resolve()
-    with engine.executing():
+    with engine.executing(), engine.console.said_if_slow("moving parameters") as progress:
         may = _may_move(engine, model, found)
         if may is None:
             gc.collect()  # what was recorded refers to itself, and so to parameters
@@ -51,7 +51,10 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
         parameters = [move for move in found if move.item.is_parameter and move.stage is not None]
         states = MovedStates(engine, {move.item.name: _rank_of(engine, move) for move in parameters})
-        coming = [_fetched(engine, plan, move, states) for move in found if move.is_needed]
+        needed, coming = [move for move in found if move.is_needed], list[_Coming]()
+        for move in needed:
+            progress.note(len(coming), len(needed), "tensors that rank 0 is to have")
+            coming.append(_fetched(engine, plan, move, states))
         engine.agreement.barrier("parameters have come")  # from here on nobody asks for them
         leaving = [move.item for move in found if move.item.is_owned and not _is_mine(plan, move)]
         for item in leaving:

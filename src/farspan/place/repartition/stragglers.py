@@ -215,7 +215,8 @@ class Watch:
         result: dict[str, object] = {}
         if self._search is not None:
             try:
-                choice = self._search.slowed(change.ratios).choose(self._plan)
+                with engine.console.said_if_slow("searching for a plan"):
+                    choice = self._search.slowed(change.ratios).choose(self._plan)
             except PlanError as error:
                 result = {"error": f"{error.what} {error.why}"}
             else:

@@ -300,12 +300,13 @@ class BatchedModel:
 
 @contextlib.contextmanager
 def _unmeasured(engine: Any) -> Iterator[None]:
-    """Let what runs in the body be no part of the program's steps."""
+    """Let what runs in the body be no part of the program's steps; it says so where it takes long."""
     executor, engine.executor = engine.executor, engine.plain_executor()
     engine.executor.remat = executor.remat
     engine.console.is_counting = False
     try:
-        yield
+        with engine.console.said_if_slow("trying whether batches can be cut into micro-batches"):
+            yield
     finally:
         engine.executor = executor
         engine.console.is_counting = True
