@@ -56,24 +56,21 @@ class Progress:
 
 
 @contextlib.contextmanager
-def said_if_slow(what: str, say: Callable[[str], None] | None, *, spent_s: float = 0.0) -> Iterator[Progress]:
+def said_if_slow(what: str, say: Callable[[str], None] | None) -> Iterator[Progress]:
     """Let the work in the body be said where it takes long; work inside such work is not said by itself.
 
     Args:
         what: The work: "searching for a plan".
         say: Is given each line, by another thread; None where this process says nothing.
-        spent_s: How long earlier parts of the same work have taken.
     """
     progress = Progress(what)
     if say is None or getattr(_thread, "is_said", False):
         yield progress
         return
-    is_over, began_s, patience_s = threading.Event(), time.monotonic() - spent_s, PATIENCE_S
+    is_over, began_s, patience_s = threading.Event(), time.monotonic(), PATIENCE_S
 
     def watch() -> None:
         due_s = patience_s
-        while due_s <= spent_s:
-            due_s *= 2
         while not is_over.wait(began_s + due_s - time.monotonic()):
             say(progress.described(due_s))
             due_s *= 2
@@ -90,7 +87,7 @@ def said_if_slow(what: str, say: Callable[[str], None] | None, *, spent_s: float
 
 
 class SpreadWork:
-    """Work in many short parts between which the program goes on, said once all of them together take long.
+    """Work in many short parts between which the program goes on, said after a part once all together take long.
 
     Args:
         what: The work.
@@ -99,21 +96,27 @@ class SpreadWork:
 
     def __init__(self, what: str, noun: str) -> None:
         self.say: Callable[[str], None] | None = None
+        self.has_begun = False
         self._what, self._noun = what, noun
-        self._num_parts, self._spent_s = 0, 0.0
+        self.end()
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
         """The body is one of its parts."""
         began_s = time.monotonic()
-        self._num_parts += 1
-        what = f"{self._what}, {count_of(self._num_parts, self._noun)} so far,"
+        self.has_begun = True
         try:
-            with said_if_slow(what, self.say, spent_s=self._spent_s):
-                yield
+            yield
         finally:
+            self._num_parts += 1
             self._spent_s += time.monotonic() - began_s
+            if self._spent_s >= self._due_s and self.say is not None and not getattr(_thread, "is_said", False):
+                what = f"{self._what}, {count_of(self._num_parts, self._noun)} so far,"
+                self.say(Progress(what).described(self._spent_s))
+                while self._due_s <= self._spent_s:
+                    self._due_s *= 2
 
     def end(self) -> None:
         """All parts are over; later ones belong to other work."""
-        self._num_parts, self._spent_s = 0, 0.0
+        self.has_begun = False
+        self._num_parts, self._spent_s, self._due_s = 0, 0.0, PATIENCE_S

@@ -209,7 +209,8 @@ class MetadataCache:
 
     def flushed(self) -> None:
         """The program has run what it had recorded."""
-        self.trying.end()
+        if self.trying.has_begun:
+            self.trying.end()
         for table in (self.entries, self.known, self.families, interned, _of_functions):
             table.flushed()
 
