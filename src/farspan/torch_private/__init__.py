@@ -110,6 +110,7 @@ from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.torch_private.tensors import make_wrapper_subclass as make_wrapper_subclass
+from farspan.torch_private.tensors import poisoned as poisoned
 from farspan.torch_private.tensors import raw_grad as raw_grad
 from farspan.torch_private.tensors import raw_grad_fn as raw_grad_fn
 from farspan.torch_private.tensors import set_raw_grad as set_raw_grad
@@ -198,6 +199,7 @@ __all__ = [
     "put_modes",
     "quotient",
     "put_module_apply",
+    "poisoned",
     "raw_grad",
     "raw_grad_fn",
     "recompute_through",

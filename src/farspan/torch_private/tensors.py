@@ -21,6 +21,7 @@ __all__ = [
     "is_used_below",
     "make_wrapper",
     "make_wrapper_subclass",
+    "poisoned",
     "raw_grad",
     "raw_grad_fn",
     "set_raw_grad",
@@ -33,6 +34,10 @@ __all__ = [
     "unscale_",
     "update_scale_",
 ]
+
+_INTEGERS = frozenset(
+    [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+)
 
 _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
@@ -109,6 +114,20 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
     """Returns the hooks on a tensor that autograd calls with its gradient, and that may change it."""
     with DisableTorchFunction():
         return list((tensor._backward_hooks or {}).values())
+
+
+def poisoned(shape: Any, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Returns a tensor that stands for one whose data are released, in the memory of one element: whoever reads it
+    gets nan, or the number of an integer type that is farthest from zero, and not what the memory happened to hold.
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        number: Any = float("nan")
+    elif dtype is torch.bool or dtype not in _INTEGERS:
+        number = 1
+    else:
+        info = torch.iinfo(dtype)
+        number = info.min or info.max
+    return torch.full((), number, dtype=dtype, device=device).expand(shape)
 
 
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:

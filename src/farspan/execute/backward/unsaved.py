@@ -13,6 +13,7 @@ import torch
 
 from farspan.call.leaf import Leaf
 from farspan.graph import Call, Segment, Value
+from farspan.torch_private import poisoned
 
 __all__ = ["release_inputs", "release_unsaved"]
 
@@ -73,4 +74,4 @@ def _maybe_saved(segment: Segment, is_followed: Callable[[Call], bool]) -> set[V
 def _release(tensor: torch.Tensor) -> None:
     """Leave of a tensor its history and shape."""
     if tensor.layout is torch.strided and tensor.numel() > 1:
-        tensor.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        tensor.data = poisoned(tensor.shape, tensor.dtype, tensor.device)

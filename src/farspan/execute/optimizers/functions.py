@@ -15,6 +15,7 @@ from farspan.call.wire.checked import damaged
 from farspan.execute.optimizers.own import make_own
 from farspan.graph import Meta
 from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.torch_private import poisoned
 
 __all__ = [
     "ASKS",
@@ -104,7 +105,7 @@ def kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[An
 
 def shape_only(meta: Meta) -> torch.Tensor:
     """Returns a tensor of the shape and dtype of another, with memory for one element."""
-    return torch.empty((), dtype=meta.dtype, device=meta.device).expand(meta.shape)
+    return poisoned(meta.shape, meta.dtype, meta.device)
 
 
 def small_tensor(meta: Meta) -> torch.Tensor:

@@ -27,7 +27,7 @@ from farspan.execute.optimizers.kept_state import parts_of_state, raw_state
 from farspan.execute.optimizers.own import is_own, make_own, make_replicated
 from farspan.graph import Value
 from farspan.record.tensor import LazyTensor, StubParameter
-from farspan.torch_private import has_step_hooks
+from farspan.torch_private import has_step_hooks, poisoned
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
@@ -280,7 +280,7 @@ def broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
         if type(tensor) is LazyTensor:
             rank = engine.teams[tensor._value.stage].leader.rank
             data = tensor._value.data  # at its owner, where the program has got it
-            tensor = torch.empty((), dtype=meta.dtype, device=meta.device) if data is None else data.detach()
+            tensor = poisoned((), meta.dtype, meta.device).clone() if data is None else data.detach()
         elif is_own(tensor):  # the program may have given a parameter what was kept for another rank's
             rank = engine.rank
         small.append((make_replicated(tensor), rank))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -243,6 +243,8 @@ class ProfilingExecutor(Executor):
         note = self.notes.get(key)
         is_timed = number not in (_LOOKED_AT, self._split_micro_batch) or note is None
         self._was_split = is_timed and can_wait and number % 2 == 0
+        if not (can_wait and number == self._split_micro_batch):
+            self._run_weights_of(part.accumulates_into)
         if note is not None and number == _LOOKED_AT:
             self._profile(part, note, leaves_weights=can_wait and number == self._split_micro_batch)
         elif note is not None and number == self._split_micro_batch:
@@ -263,6 +265,15 @@ class ProfilingExecutor(Executor):
                 self._has_seen_all = True
                 for earlier in list(self.deferred):  # now that nobody else needs what they hold
                     self._run_weights(earlier)
+
+    def _run_weights_of(self, accumulated: Collection[object]) -> None:
+        """Compute what earlier backwards have left for these parameters and modules, which are about to get more: sums
+        are in the loop's order. The program splits nothing by itself, so that its order does not see to it.
+        """
+        parts = list(self.deferred)
+        late = [number for number, part in enumerate(parts) if not part.accumulates_into.keys().isdisjoint(accumulated)]
+        for part in parts[: late[-1] + 1] if late else []:
+            self._run_weights(part)
 
     def _profile(self, part: BackwardSegment, note: SegmentNote, *, leaves_weights: bool) -> None:
         for edge in part.incoming:

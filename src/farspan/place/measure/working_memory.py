@@ -19,7 +19,7 @@ import torch
 
 from farspan.call.infer.watch import storage_id
 from farspan.graph import BackwardSegment, Edge, Value
-from farspan.torch_private import TorchDispatchMode, tensors_in
+from farspan.torch_private import TorchDispatchMode, poisoned, tensors_in
 
 __all__ = ["Working", "hand_over"]
 
@@ -91,7 +91,7 @@ class _HandedOver(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, gradient: list[torch.Tensor]) -> torch.Tensor:
         ctx.gradient = gradient
-        return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+        return poisoned(value.shape, value.dtype, value.device)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
@@ -110,7 +110,8 @@ def hand_over(part: BackwardSegment, gradients: dict[Edge, torch.Tensor | None])
         if not isinstance(value, Value) or value.segment is not part.segment:
             continue
         gradient = gradients[edge]
-        if value.is_held or value in part.backward.roots or gradient is None:
+        is_needed = value.is_held or value.num_readers > 0  # as by the next micro-batch, which gets it by detach()
+        if is_needed or value in part.backward.roots or gradient is None:
             continue
         with torch.enable_grad():
             value.data = _HandedOver.apply(value.data, [gradient])
