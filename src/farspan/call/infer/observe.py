@@ -102,7 +102,7 @@ def observe(
     fakes = Fakes() if fakes is None else fakes
     leaf = target if isinstance(target, Leaf) else None
     made = [] if fakes.made is None else fakes.made
-    watch = Watch(made, fakes.outside, in_symbols=fakes.in_symbols)
+    watch = Watch(made, fakes.outside, in_symbols=fakes.in_symbols, is_rehearsal=not is_real)
     with (
         _generators_in(target, is_real=is_real, by_formula=fakes.device is not None) as generators,
         watch if fakes.is_watched else nullcontext(),

@@ -22,6 +22,7 @@ from farspan.call.pytree.template import rebuild
 from farspan.call.side_effects.attributes import watched_attributes
 from farspan.call.side_effects.changes import MutableArguments, rebuild_arguments
 from farspan.call.side_effects.registered import Registered, torch_tables_kept
+from farspan.call.side_effects.rehearsal import rehearsed
 from farspan.call.surroundings.around import nothing_changed_around
 from farspan.call.user_hooks import without_user_hooks
 from farspan.graph import Meta
@@ -150,7 +151,7 @@ def _run(
         registered = Registered(
             target.modules, name_of(target), {id(fake) for item, fake in owned if not item.is_parameter}
         )
-        result = call_without_compiling(target.module, *args, **kwargs)
+        result = rehearsed(call_without_compiling, target.module, *args, **kwargs)
         replaced.update(registered.check())
         return result, arguments
 

@@ -18,7 +18,7 @@ from farspan.call.draws.scope import active
 from farspan.call.leaf import LeakError
 from farspan.call.pytree.holes import numbers_of
 from farspan.call.pytree.template import flatten
-from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tensors_in
+from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, no_dispatch, set_version, tensors_in
 
 __all__ = [
     "Generators",
@@ -57,8 +57,14 @@ class Watch(TorchDispatchMode):
     the versions of `_foreach_*` arguments).
     """
 
-    def __init__(self, made: Made, outside: Collection[int], *, in_symbols: bool = False) -> None:
+    def __init__(
+        self, made: Made, outside: Collection[int], *, in_symbols: bool = False, is_rehearsal: bool = False
+    ) -> None:
         super().__init__()
+        self._is_rehearsal = is_rehearsal
+        """Whether real tensors that the run writes into are put back in the end."""
+        self._kept: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        """Those, or views of them, with their version and a copy from before each time that they were written into."""
         self.has_drawn = False
         self.operations: list[Operation] = []
         """The operations that have drawn, from torch's CPU generator, as many numbers as their shapes say."""
@@ -113,6 +119,7 @@ class Watch(TorchDispatchMode):
                         plain = self._plain_behind(part)
                         if plain is not None:
                             self.written_plain[id(plain)] = plain
+                            self._keep(part)
         result = as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
         if not func._schema.is_mutable and any(item.alias_info is not None for item in func._schema.returns):
             self._note_views(func, args, kwargs or {}, result)
@@ -122,6 +129,20 @@ class Watch(TorchDispatchMode):
         self.flops += flops if isinstance(flops, int) or self.in_symbols else 0
         self.made += [weakref.ref(item) for item in tensors_in(result)]
         return result
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        with no_dispatch(), torch.no_grad():
+            for tensor, version, copy in reversed(self._kept):
+                tensor.data.copy_(copy)
+                set_version(tensor, version)
+        self._kept.clear()
+
+    def _keep(self, part: torch.Tensor) -> None:
+        """A tensor is about to be written into: fakes are not, but what the program holds would be."""
+        if self._is_rehearsal and not is_fake(part) and not part.is_meta:
+            with no_dispatch(), torch.no_grad():
+                self._kept.append((part, part._version, part.detach().clone()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -117,7 +117,8 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
             yield
     finally:
         values.clear()
-        inside = state.changed() | kept.put_back(is_real=is_real)
+        changed = state.changed()
+        inside = changed | kept.put_back(is_real=is_real)
         undescribed: dict[str, Any] = {}
         reached = {key for key, item in own if state.reaches(item, inside)}
         for number, (module, old) in enumerate(zip(modules, before, strict=True)):
@@ -140,6 +141,8 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
             values[key] = values.pop(key)
         if not is_real and state.has_changed_array(inside):
             raise LeakError("a module writes into an array that it holds")
+        if not is_real and state.has_changed_tensor(changed):
+            raise LeakError("a module sets an attribute of a tensor")
         if not is_real and state.has_changed_behind_callable(inside):
             raise LeakError("a module changes an object through a bound method or a partial function")
         if hidden_in([undescribed], State(undescribed.values()).holders):

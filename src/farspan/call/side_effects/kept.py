@@ -16,23 +16,19 @@ class Kept:
     """Tensors that a run may write into, although they are neither parameters, nor buffers, nor arguments."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        with no_dispatch():  # numbers are really written into in a run on fakes, and `.data` is really set
-            self._kept = [
-                (item, item._version, item.detach(), item.clone() if item.numel() == 1 else None)
-                for item in tensors
-                if type(item) is torch.Tensor
-            ]
+        with no_dispatch():  # a run on fakes really sets `.data`
+            self._kept = [(item, item._version, item.detach()) for item in tensors if type(item) is torch.Tensor]
 
     def put_back(self, *, is_real: bool) -> set[int]:
-        """Returns ids of those that have been written into; after a run on fakes they are what they were."""
-        written = {id(item) for item, version, memory, _ in self._kept if _is_written(item, version, memory)}
+        """Returns ids of those that have been written into; after a run on fakes they have the memory that they had:
+        `Watch` puts back what was in there.
+        """
+        written = {id(item) for item, version, memory in self._kept if _is_written(item, version, memory)}
         if not is_real:
             with no_dispatch(), torch.no_grad():
-                for item, version, memory, number in self._kept:
+                for item, version, memory in self._kept:
                     if id(item) in written:
                         item.data = memory
-                        if number is not None:
-                            item.data.copy_(number)
                         set_version(item, version)
         return written
 

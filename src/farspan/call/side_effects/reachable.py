@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Classes of tensors that have data on every rank, unless they are placed."""
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """Classes of values that may be many, and lead nowhere."""
-_CALLABLES = (types.MethodType, functools.partial)
+_CALLABLES = (types.MethodType, types.BuiltinMethodType, functools.partial)
 _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
 _CONTAINERS = (dict, list, deque, set)
@@ -112,11 +112,13 @@ class State:
                 continue
             if isinstance(item, torch.Tensor):
                 tensors.append(item)
+                if not self._is_brief and type(item) is torch.Tensor:
+                    held[id(item)] = _Held(item, None, dict(item.__dict__), {}, None)
             elif isinstance(item, torch.nn.Module):
                 modules.append(item)
             elif isinstance(item, torch.Generator):
                 generators.append(item)
-            elif not isinstance(item, _ENDS) and not self._is_of_torch(type(item)):
+            elif (not isinstance(item, _ENDS) or _changes_container(item)) and not self._is_of_torch(type(item)):
                 found = None if self._is_brief and _is_large(item) else _look_into(item, self._named(item))
                 if found is not None:
                     held[id(item)] = found
@@ -153,6 +155,10 @@ class State:
     def has_changed_array(self, ids: Iterable[int]) -> bool:
         """Returns whether one of the objects `ids` is an array."""
         return any(key in self._held and isinstance(self._held[key].item, np.ndarray) for key in ids)
+
+    def has_changed_tensor(self, ids: Iterable[int]) -> bool:
+        """Returns whether one of the objects `ids` is a tensor, and so whether attributes of it have changed."""
+        return any(key in self._held and isinstance(self._held[key].item, torch.Tensor) for key in ids)
 
     def has_changed_behind_callable(self, ids: Collection[int]) -> bool:
         """Returns whether one of the objects `ids` is known to a bound method or a partial function: no copy of it
@@ -254,8 +260,18 @@ def _elements_of(item: Any) -> list[Any]:
     if len(item) > _MOST_ELEMENTS:
         return []
     if isinstance(item, dict):
-        return [*dict.keys(item), *dict.values(item)]
+        return [part for pair in _items_of(item) for part in pair]
     return [*(list.__iter__(item) if isinstance(item, list) else item)]
+
+
+def _changes_container(item: Any) -> bool:
+    """Returns whether an object is a method of one list, dictionary or set: `self.log.append`."""
+    return isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, _CONTAINERS)
+
+
+def _items_of(item: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Returns the items in their order, which an ordered dictionary keeps for itself."""
+    return OrderedDict.items(item) if isinstance(item, OrderedDict) else dict.items(item)
 
 
 def _is_large(item: Any) -> bool:
@@ -271,14 +287,14 @@ def _present(item: Any, names: Names) -> list[str] | None:
 def _look_into(item: Any, names: Names) -> _Held | None:
     elements: Any = None
     if isinstance(item, dict):
-        elements = list(dict.items(item))
+        elements = list(_items_of(item))
     elif isinstance(item, list):
         elements = list.copy(item)
     elif isinstance(item, deque):
         elements = list(item)
     elif isinstance(item, (tuple, frozenset)):
         return _Held(item, tuple(item), {}, {}, names)
-    elif isinstance(item, types.MethodType):
+    elif isinstance(item, (types.MethodType, types.BuiltinMethodType)):
         return _Held(item, (item.__self__,), {}, {}, names)
     elif isinstance(item, functools.partial):
         return _Held(item, (item.func, *item.args, item.keywords), {}, {}, names)

@@ -15,11 +15,11 @@ from farspan.call.draws.drawing_functions import has_own_generator
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry
 from farspan.call.naming import READERS, REFUSED, RUNNING_STATISTICS, name_of
-from farspan.call.pytree.template import map_tensors, rebuild
+from farspan.call.pytree.template import flatten_arguments, map_tensors, rebuild
 from farspan.record.memory.memory_addresses import ADDRESSES
 from farspan.record.memory.rebinding import data_of, set_data
 from farspan.record.ops.explicit_placement import PLAIN_TO, to
-from farspan.record.ops.views import Through
+from farspan.record.ops.views import Through, reshape
 from farspan.record.parameters.parameter_hooks import HOOKS, register
 from farspan.record.parameters.requested_gradients import record_grad
 from farspan.record.parameters.scaling import SCALING
@@ -145,6 +145,15 @@ def _is_of_compatible_type(recorder: Recording, function: Any, args: Any, kwargs
     return args[0].device.type == args[1].device.type
 
 
+def _detach_in_place(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
+    """`x.detach_()`: the tensor is from now on what `x.detach()` gives."""
+    tensor = args[0]
+    recorder.deferred.record_one(tensor)
+    if type(tensor) is not LazyTensor or not tensor.requires_grad:
+        return NotImplemented
+    return reshape(recorder, _T.detach_, *flatten_arguments(args, kwargs), "detach_()")
+
+
 HANDLERS: dict[Any, Handler] = {
     has_compatible_type: _is_of_compatible_type,
     torch.Tensor.backward: _backward,
@@ -162,4 +171,5 @@ HANDLERS: dict[Any, Handler] = {
     _T.detach: data_of,
     _T.data.__get__: data_of,
     _T.data.__set__: set_data,
+    **dict.fromkeys([_T.detach_, torch.detach_], _detach_in_place),
 }

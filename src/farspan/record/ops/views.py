@@ -54,7 +54,7 @@ _MANY = 32
 _VIEWS = {
     getattr(owner, f"{name}_"): getattr(torch.Tensor, name)
     for owner in (torch, torch.Tensor)
-    for name in ("as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
+    for name in ("as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze", "detach")
     if hasattr(owner, f"{name}_")
 }
 """For what makes a tensor another view of its memory the function that takes that view."""

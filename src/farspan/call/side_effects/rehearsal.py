@@ -1,0 +1,116 @@
+"""Stops a run on fakes before it does what nothing could undo.
+
+    print("forward")    open("log.txt", "a")    STEP.set(3)
+
+A run on fakes is one run too many: the call itself comes later. What it does to Python's objects is undone; a line on
+the console, a file, and a context variable are outside of these. A module that is about to do so is called part by part
+instead: each rank then runs its code, as often as one process would.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import contextvars
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from farspan.call.leaf import LeakError
+
+__all__ = ["rehearsed"]
+
+_WRITES = frozenset("wax+")
+_lock = threading.Lock()
+_thread = threading.local()
+_put_back: list[Callable[[], None]] = []
+"""Undoes `_watch_console_and_files`, where a rehearsal of any thread runs."""
+_num_running = 0
+
+
+def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function`, whose Python runs once more later.
+
+    Raises:
+        LeakError: It was about to leave a trace.
+    """
+    context = contextvars.copy_context()
+    before = dict(context)
+    with _nothing_written() as stopped:
+        result = context.run(function, *args, **kwargs)
+    if stopped:  # and its own code has caught the error
+        raise stopped[0]
+    for variable, value in context.items():
+        if before.get(variable, stopped) is not value:
+            raise LeakError(f"it sets the context variable {variable.name}")
+    return result
+
+
+@contextlib.contextmanager
+def _nothing_written() -> Iterator[list[LeakError]]:
+    """In the body nothing is written to the console or into files by this thread; yields the errors that stopped it."""
+    global _num_running
+    stopped: list[LeakError] = []
+    with _lock:
+        _num_running += 1
+        if _num_running == 1:
+            _watch_console_and_files()
+    outer, _thread.stopped = getattr(_thread, "stopped", None), stopped
+    try:
+        yield stopped
+    finally:
+        _thread.stopped = outer
+        with _lock:
+            _num_running -= 1
+            while not _num_running and _put_back:
+                _put_back.pop()()
+
+
+def _stop(what: str) -> None:
+    """Raise if this thread rehearses."""
+    stopped: list[LeakError] | None = getattr(_thread, "stopped", None)
+    if stopped is not None:
+        stopped.append(LeakError(what))
+        raise stopped[-1]
+
+
+def _watch_console_and_files() -> None:
+    _replace(sys, "stdout", _Console(sys.stdout))
+    for module in (builtins, io):
+        _replace(module, "open", _opening(module.open))
+
+
+def _replace(owner: Any, name: str, now: Any) -> None:
+    before = getattr(owner, name)
+    setattr(owner, name, now)
+
+    def put_back() -> None:
+        if getattr(owner, name) is now:  # else the program has set another one
+            setattr(owner, name, before)
+
+    _put_back.append(put_back)
+
+
+def _opening(before: Callable[..., Any]) -> Callable[..., Any]:
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not _WRITES.isdisjoint(mode):
+            _stop("it writes into a file")
+        return before(file, mode, *args, **kwargs)
+
+    return opened
+
+
+class _Console:
+    """Standard output, while a thread rehearses: the others write as before."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        _stop("it prints")
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,168 @@
+"""Modules that do something on their way that a run on fakes would do once more: they do it as often as in one process,
+with the same numbers."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.ranks import run_threads
+from torch import Tensor, nn
+
+import farspan
+
+STEP = contextvars.ContextVar("step", default=0)
+
+
+class Tanh(nn.Module):
+    """What all of them compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+class Counts(Tanh):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * self.calls.sum()
+
+
+class CountsInAView(Tanh):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            self.calls[1] += 1
+        return super().forward(x) * self.calls[1]
+
+
+class CountsOnATensor(Tanh):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = torch.ones(2)
+        self.scale.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.calls += 1
+        return super().forward(x) * self.scale.calls
+
+
+class CountsInAContext(Tanh):
+    def forward(self, x: Tensor) -> Tensor:
+        STEP.set(STEP.get() + 1)
+        return super().forward(x) * STEP.get()
+
+
+class TakesInTurn(Tanh):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = collections.OrderedDict(a=1.0, b=2.0, c=3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scales.move_to_end(next(iter(self.scales)))
+        return super().forward(x) * next(iter(self.scales.values()))
+
+
+class AppendsByAMethod(Tanh):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[int] = []
+        self.note = self.log.append
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(1)
+        return super().forward(x) * len(self.log)
+
+
+class Prints(Tanh):
+    def forward(self, x: Tensor) -> Tensor:
+        print("a line of the module")
+        return super().forward(x)
+
+
+class PrintsQuietly(Tanh):
+    """Its own code catches all errors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            print("a line of the module")
+        except Exception:
+            return x
+        return super().forward(x)
+
+
+class Writes(Tanh):
+    path: Path
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.path.open("a") as file:
+            file.write("x")
+        return super().forward(x)
+
+
+def train(model: Any) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(1)
+    found: list[float] = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses = []
+        for _ in range(2):
+            loss = model(torch.randn(3, 4, generator=generator)).square().mean()
+            loss.backward()
+            losses.append(loss)
+        optimizer.step()
+        found += [loss.item() for loss in losses]
+    return found
+
+
+def built(kind: type[Tanh]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    "kind", [Counts, CountsInAView, CountsOnATensor, CountsInAContext, TakesInTurn, AppendsByAMethod]
+)
+def test_what_a_module_counts_is_counted_once_a_call(kind: type[Tanh]) -> None:
+    plain = contextvars.copy_context().run(train, built(kind))
+
+    models = [built(kind) for _ in range(2)]
+
+    def program(rank: int) -> list[float]:
+        return contextvars.copy_context().run(train, farspan.distribute(models[rank]))
+
+    assert run_threads(2, program) == [plain] * 2
+
+
+@pytest.mark.parametrize("kind", [Prints, PrintsQuietly])
+def test_a_line_is_printed_once_a_call_on_each_rank(kind: type[Tanh], capsys: pytest.CaptureFixture[str]) -> None:
+    plain = train(built(kind))
+    assert capsys.readouterr().out.count("a line") == 4
+    models = [built(kind) for _ in range(2)]
+    assert run_threads(2, lambda rank: train(farspan.distribute(models[rank]))) == [plain] * 2
+    assert capsys.readouterr().out.count("a line") == 8
+
+
+def test_a_file_is_written_to_once_a_call_on_each_rank(tmp_path: Path) -> None:
+    names = ("0", "1", "plain")
+    models: list[Any] = [built(Writes) for _ in names]
+    for model, name in zip(models, names, strict=True):
+        model[1].path = tmp_path / name
+    plain = train(models[2])
+    assert run_threads(2, lambda rank: train(farspan.distribute(models[rank]))) == [plain] * 2
+    assert [(tmp_path / name).read_text() for name in names] == ["xxxx"] * 3
