@@ -81,7 +81,57 @@ def train_used(model: Any) -> list[float]:
     return found
 
 
-PROGRAMS = {"states handed on": (Cells, train_cells), "two backwards": (Used, train_used)}
+class Tables(nn.Module):
+    """Tables that become longer when a longer text comes: plain attributes, the same on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequency", 1.0 / torch.arange(1, 9))
+        self.table: Tensor | None = None
+
+    def forward(self, length: int) -> Tensor:
+        if self.table is None or self.table.shape[0] < length:
+            self.table = torch.outer(torch.arange(length).float(), self.frequency).sin()
+        return self.table[:length]
+
+
+class Block(nn.Module):
+    """A container while the first step is measured, and one module of a stage after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.tables = nn.Linear(8, 32), nn.Linear(32, 8), Tables()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.last(torch.tanh(self.first(x))) * self.tables(x.shape[1])
+
+
+def make_texts() -> nn.Module:
+    return nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 8))
+
+
+def train_texts(model: Any) -> list[float]:
+    """Lengths that the tables have in later steps only, behind shorter ones."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(3)
+    found: list[float] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        losses = []
+        for length in (6, 9, 7, 11 + step):
+            loss = model(torch.randn(2, length, 8, generator=generator)).square().mean()
+            loss.backward()
+            losses.append(loss)
+        optimizer.step()
+        found += [loss.item() for loss in losses]
+    return found
+
+
+PROGRAMS = {
+    "growing tables": (make_texts, train_texts),
+    "states handed on": (Cells, train_cells),
+    "two backwards": (Used, train_used),
+}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

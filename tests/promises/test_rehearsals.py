@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,20 @@ class AppendsByAMethod(Tanh):
         return super().forward(x) * len(self.log)
 
 
+class TakesFromAQueue(Tanh):
+    """An object that holds a lock, and methods of it, more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: queue.Queue[float] = queue.Queue()
+        self.scales.put(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.scales.get()
+        self.scales.put(scale + 1)
+        return super().forward(x) * scale
+
+
 class Prints(Tanh):
     def forward(self, x: Tensor) -> Tensor:
         print("a line of the module")
@@ -136,7 +151,7 @@ def built(kind: type[Tanh]) -> nn.Sequential:
 
 
 @pytest.mark.parametrize(
-    "kind", [Counts, CountsInAView, CountsOnATensor, CountsInAContext, TakesInTurn, AppendsByAMethod]
+    "kind", [Counts, CountsInAView, CountsOnATensor, CountsInAContext, TakesInTurn, AppendsByAMethod, TakesFromAQueue]
 )
 def test_what_a_module_counts_is_counted_once_a_call(kind: type[Tanh]) -> None:
     plain = contextvars.copy_context().run(train, built(kind))

@@ -211,6 +211,8 @@ class Recorder:
             if written_parameters(self, entry, tensors):
                 return call_parts(self, target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
+                if any(call.target is target for graph in (*self.pending, self.current) for call in graph.calls):
+                    self.flush_before_change("a module is about to change attributes that its earlier calls have read")
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 target.own_objects = None
                 return self.call_leaf(target, given[0], given[1], has_number=True)  # with what these hold

@@ -132,14 +132,18 @@ class Flattener:
             return (_OBJECT, number, kind, (("", held, item.maxlen), *self._attributes(item)))
         if kind in (set, frozenset):
             if any(isinstance(part, torch.Tensor) for part in item):
-                self.has_opaque |= id(item) not in self.known
-                return (ATOM, kind, ById(item))
+                return self._opaque(item)
             return (_SET, number, kind, frozenset(self._key(part) for part in item))
         attributes = self._attributes(item)
         if attributes or _is_plain_object(item):
             return (_OBJECT, number, kind, attributes)
+        return self._opaque(item)
+
+    def _opaque(self, item: Any) -> Any:
+        """Hold an object by its identity, wherever it occurs: nobody makes it anew, and it needs no number."""
+        self.seen.pop(id(item), None)
         self.has_opaque |= id(item) not in self.known
-        return (ATOM, kind, ById(item))
+        return (ATOM, type(item), ById(item))
 
     def _attributes(self, item: Any) -> tuple[Any, ...]:
         slots = [name for base in type(item).__mro__ for name in slots_of(base) if hasattr(item, name)]
