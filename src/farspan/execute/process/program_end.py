@@ -84,6 +84,8 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
             if not has_raised and engine.is_healthy:
                 engine.flush("the program is over")
                 engine.finish()
+                if exit_code() == 0:
+                    engine.console.summarize(engine.groups.num_groups, device_types(engine))
         except FarspanError as error:
             fail_at_end(error)  # the program has ended well by itself, but the ranks did not do the same
         except Exception as error:  # what the model or its loss raises in the last part, which nothing has read
@@ -100,6 +102,11 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
 
     sys.excepthook = report
     network.at_end(leave)
+
+
+def device_types(engine: Engine) -> set[str]:
+    """Returns the kinds of the devices that run the stages of all models."""
+    return {member.device_type for team in engine.teams for member in team.members}
 
 
 def fail_at_end(error: FarspanError) -> None:
