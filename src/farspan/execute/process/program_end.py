@@ -85,7 +85,7 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
                 engine.flush("the program is over")
                 engine.finish()
                 if exit_code() == 0:
-                    engine.console.summarize(engine.groups.num_groups, device_types(engine))
+                    _summarize(engine)
         except FarspanError as error:
             fail_at_end(error)  # the program has ended well by itself, but the ranks did not do the same
         except Exception as error:  # what the model or its loss raises in the last part, which nothing has read
@@ -104,9 +104,10 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
     network.at_end(leave)
 
 
-def device_types(engine: Engine) -> set[str]:
-    """Returns the kinds of the devices that run the stages of all models."""
-    return {member.device_type for team in engine.teams for member in team.members}
+def _summarize(engine: Engine) -> None:
+    device_types = {member.device_type for team in engine.teams for member in team.members}
+    with contextlib.suppress(Exception):  # the program has done all that it is for
+        engine.console.summarize(engine.groups.num_groups, device_types)
 
 
 def fail_at_end(error: FarspanError) -> None:

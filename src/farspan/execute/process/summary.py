@@ -133,6 +133,6 @@ def _what_to_try(times: Sequence[StepTime], idle: float, *, is_slower: bool) -> 
     number = count_of(times[-1].num_micro_batches, "micro-batch")
     fewer = ", fewer ranks" if is_slower else ""
     return (
-        f"a rank has nothing to compute for {100 * idle:.0f} % of that: try larger batches, more micro-batches (a step "
-        f"has {number}){fewer}; farspan run --report step.html shows where the time goes"
+        f"the ranks do not compute for {100 * idle:.0f} % of that: try larger batches, more micro-batches (a step has "
+        f"{number}){fewer}; farspan run --report step.html shows where the time goes"
     )
