@@ -188,7 +188,7 @@ class Console:
             num_groups: Groups of ranks, of which this is the first.
             device_types: Of what runs the stages.
         """
-        if not self._speaks or len(self._times) < LEAST_TIMES or num_groups * self.side.world_size < 2:
+        if len(self._times) < LEAST_TIMES or num_groups * self.side.world_size < 2:  # or this rank does not speak
             return
         num_near = 0
         with contextlib.suppress(LaunchError):
