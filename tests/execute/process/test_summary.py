@@ -35,8 +35,8 @@ def test_the_work_of_all_ranks_is_what_one_would_take() -> None:
     first, second = describe_run(60, times(0.9, 0.8, run_s=1.0, number=8), Ranks(num_threads=2))
     assert first == "60 training steps, 1.10 s each (median of the last 3)"
     assert second == (
-        "forward and backward take 1.00 s of it; one rank of 2 threads would take about 1.70 s, the computing of 2 "
-        "ranks added up: 1.7 times as fast on 2 ranks"
+        "forward and backward take 1.00 s of it; one rank of 2 threads would take about 1.70 s for the same 8 "
+        "micro-batches, the computing of 2 ranks added up: 1.7 times as fast on 2 ranks"
     )
 
 

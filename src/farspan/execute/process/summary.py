@@ -92,8 +92,8 @@ def describe_run(num_steps: int, times: Sequence[StepTime], ranks: Ranks, hint: 
         >>> for line in describe_run(60, times, Ranks()):
         ...     print(line)
         60 training steps, 1.10 s each (median of the last 3)
-        forward and backward take 1.00 s of it; one rank of 1 thread would take about 1.70 s, the computing of 2 ranks \
-added up: 1.7 times as fast on 2 ranks
+        forward and backward take 1.00 s of it; one rank of 1 thread would take about 1.70 s for the same 4 \
+micro-batches, the computing of 2 ranks added up: 1.7 times as fast on 2 ranks
     """
     if len(times) < LEAST_TIMES:
         return []
@@ -118,9 +118,11 @@ added up: 1.7 times as fast on 2 ranks
         if gain * _SAME < 1
         else f"no faster on {num_ranks} ranks"
     )
+    number = times[-1].num_micro_batches  # smaller ones may take longer in all than one batch would
+    same = f" for the same {number} micro-batches" if number > 1 else ""
     lines.append(
-        f"{said}; one rank of {threads} would take about {format_seconds(alone_s)}, the computing of {num_ranks} ranks "
-        f"added up: {compared}"
+        f"{said}; one rank of {threads} would take about {format_seconds(alone_s)}{same}, the computing of {num_ranks} "
+        f"ranks added up: {compared}"
     )
     if hint:
         lines.append(hint)
