@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farspan.errors import FarspanError, PlanError, printable, quoted
-from farspan.outputs import check_outputs, keep_text, write_json, write_line, write_output, write_text
+from farspan.outputs import check_outputs, keep_text, marked, write_json, write_line, write_output, write_text
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
@@ -181,3 +181,19 @@ def test_a_line_does_not_continue_the_line_of_a_progress_bar(capsys: pytest.Capt
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
     assert lines[0] == "alone"
     assert "said" in lines and "after" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a step is long", "farspan: a step is long"),
+        ("farspan: a step is long", "farspan: a step is long"),
+        ("farspan run: rank 1 failed", "farspan run: rank 1 failed"),
+        ("2 stages\nstage  what\n    0  head", "farspan: 2 stages\n  stage  what\n      0  head"),
+        ("farspan: late\n  at a.py:3", "farspan: late\n  at a.py:3"),
+        ("farspan is late", "farspan: farspan is late"),
+        ("", "farspan: "),
+    ],
+)
+def test_lines_of_farspans_say_so(text: str, said: str) -> None:
+    assert marked(text) == said

@@ -14,13 +14,16 @@ import logging
 import os
 import stat
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from farspan.errors import FarspanError, printable
 
-__all__ = ["check_outputs", "keep_text", "write_json", "write_line", "write_output", "write_text"]
+__all__ = ["check_outputs", "keep_text", "marked", "write_json", "write_line", "write_output", "write_text"]
 
 _log = logging.getLogger(__name__)
+_MARKS = ("farspan: ", "farspan run: ")
+"""What begins each line of farspan's on the console."""
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -114,6 +117,25 @@ def write_line(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # ValueError: the program has closed it
         sys.stderr.write(f"{_line_end()}{printable(text)}\n")
         sys.stderr.flush()
+
+
+def marked(text: str) -> str:
+    """Returns what farspan says amid the program's own lines: its first line says who speaks, further ones are
+    indented.
+
+    Example:
+        >>> print(marked("2 stages\\nstage  where"))
+        farspan: 2 stages
+          stage  where
+        >>> marked("farspan: all groups train on the same batches")
+        'farspan: all groups train on the same batches'
+    """
+    first, end, rest = text.partition("\n")
+    if not first.startswith(_MARKS):
+        first = f"{_MARKS[0]}{first}"
+    if not all(line.startswith("  ") for line in rest.splitlines()):
+        rest = textwrap.indent(rest, "  ")
+    return f"{first}{end}{rest}"
 
 
 def _line_end() -> str:

@@ -302,9 +302,11 @@ class Engine:
         self.parameters.update({item.name: item for item in placed})
 
     def average_gradients(self, *, has_passed_barrier: bool) -> None:
+        began_ns = time.perf_counter_ns()
         self.groups.end_window(has_passed_barrier=has_passed_barrier)
         if self.recorder.splitting.stages:
             self.slices.bring_late()
+        self.console.add_averaging(time.perf_counter_ns() - began_ns)
 
     def has_gradient(self, placed: Placed) -> bool:
         return raw_grad(placed.tensor) is not None if self.num_ranks == 1 else self.masks.has_gradient(placed)

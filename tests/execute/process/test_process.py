@@ -46,14 +46,9 @@ def test_a_failure_ends_all_transfers_that_this_rank_may_wait_for(has_transport:
 def test_more_micro_batches_are_hinted_at_where_they_would_gain(
     gain: float, num_micro_batches: int, is_told: bool
 ) -> None:
-    lines: list[str] = []
-    record: Any = SimpleNamespace(
-        exchange=SimpleNamespace(busy_s=lambda: [1.0, 2.0]), num_micro_batches=num_micro_batches
-    )
     plan = SimpleNamespace(num_stages=2, micro_batches=1, is_split=lambda stage: False)
-    console: Any = SimpleNamespace(plan=plan, best_lanes=None, _write_line=lines.append)
-    Console._hint_at_micro_batches(console, record)
-    assert lines == []  # nobody knows how many
+    console: Any = SimpleNamespace(plan=plan, best_lanes=None)
+    assert Console._micro_batches_hint(console, [1.0, 2.0], num_micro_batches) == ""  # nobody knows how many
     console.best_lanes = lambda busy_s: (len(busy_s) * 4, gain)
-    Console._hint_at_micro_batches(console, record)
-    assert ["micro_batches=8" in line for line in lines] == [True] * is_told
+    hint = Console._micro_batches_hint(console, [1.0, 2.0], num_micro_batches)
+    assert ("micro_batches=8" in hint and "up to 1.7 times" in hint) == is_told == bool(hint)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,9 +17,12 @@ import torch
 
 from farspan import settings
 from farspan.control.channel import SideChannel
+from farspan.errors import LaunchError
+from farspan.execute.process.summary import LEAST_TIMES, Ranks, StepTime, describe_run, median_busy_s, num_cores
 from farspan.execute.step.step_record import StepRecord
+from farspan.launch.environment import read_environment
 from farspan.launch.rank.status import StatusFile
-from farspan.outputs import keep_text, write_line
+from farspan.outputs import keep_text, marked, write_line
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.progress import Progress, said_if_slow
 from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
@@ -35,14 +40,23 @@ _LEAST_GAIN = 1.1
 """The gain of more micro-batches from which on they are mentioned."""
 _UNEVEN = 1.1
 """The ratio of two ranks' errors from which on another plan may be better."""
+_UNTIMED = 2
+"""Training steps after a plan has been shown that are like no later ones: something is made in them, or moved."""
+_MOST_TIMES = 200
+"""Times of steps that are kept: those of the last ones."""
+
+
+_IS_WRITTEN = "is_written"
+"""Of a record of the log: the console has its words already."""
 
 
 class _StandardError(logging.Handler):
     """Writes warnings to standard error, and what the program has asked for by setting the level of "farspan"."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING or logging.getLogger("farspan").level != logging.NOTSET:
-            write_line(record.getMessage())
+        is_asked_for = record.levelno >= logging.WARNING or logging.getLogger("farspan").level != logging.NOTSET
+        if is_asked_for and not getattr(record, _IS_WRITTEN, False):
+            write_line(marked(record.getMessage()))
 
 
 def keep_log_apart() -> None:
@@ -81,6 +95,10 @@ class Console:
         self._status = _status_file() if self.is_launched and side.world_size > 1 else None
         self.is_counting = True
         """Whether what runs is the program's own steps."""
+        self._first_timed = _UNTIMED + 1
+        self._times: collections.deque[StepTime] = collections.deque(maxlen=_MOST_TIMES)
+        self._ended_ns = self._run_ns = 0
+        self._busy_s: list[float] = []
 
     @property
     def _speaks(self) -> bool:
@@ -89,8 +107,9 @@ class Console:
     def show_plan(self, plan: Plan) -> None:
         """Print the plan as a table, once for each model."""
         self.plan = plan
-        _log.info("plan:\n%s", plan)
-        self._write_line(str(plan))
+        self._first_timed = self.num_training_steps + _UNTIMED + 1
+        self._times.clear()
+        self.say(str(plan))
 
     def note(self, text: str) -> None:
         """Something about the run for its report, which is written again: the plan may be another."""
@@ -99,15 +118,18 @@ class Console:
         self.reported_steps = {self.num_training_steps + number for number in _REPORTED_STEPS}
 
     def say(self, text: str) -> None:
-        """Something about the plan that the user should know."""
-        _log.info("%s", text)
-        self._write_line(text)
+        """Something about the plan that the user should know, who has started this by `farspan run`."""
+        self._say(text, is_shown=self._speaks and self.is_launched)
 
     def warn(self, text: str) -> None:
         """Something about the program that the user should know, whoever has launched it: one line of rank 0's."""
-        _log.info("%s", text)
-        if self._speaks:
-            write_line(text)
+        self._say(text, is_shown=self._speaks)
+
+    def _say(self, text: str, *, is_shown: bool) -> None:
+        """Says it in the log, and on standard error too: standard output is the script's own, and may be piped."""
+        _log.info("%s", text, extra={_IS_WRITTEN: is_shown})
+        if is_shown:
+            write_line(marked(text))
 
     def said_if_slow(self, what: str) -> AbstractContextManager[Progress]:
         """Let rank 0 say what is done in the body, and how far it is, where it takes longer than a few seconds."""
@@ -115,14 +137,21 @@ class Console:
 
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
-        if not record.has_backward or not self.is_counting:
+        if not self.is_counting:
             return
-        self.num_training_steps += 1
+        self.num_training_steps += record.has_backward
+        if self._speaks:
+            self._add_time(record)
+        if not record.has_backward:
+            return
         if self._status is not None:
             self._note(self._status, record)
         if self.num_training_steps == _COMPARED_STEP and self._speaks:
             self._compare(record)
-            self._hint_at_micro_batches(record)
+            if record.exchange is not None:
+                hint = self._micro_batches_hint(record.exchange.busy_s(), record.num_micro_batches)
+                if hint:
+                    self.say(hint)
         if not self.report_path or self.num_training_steps not in self.reported_steps:
             return
         key = f"timeline {record.number}"
@@ -133,6 +162,48 @@ class Console:
             if self._is_report_kept and self._speaks:  # else a warning has said that it cannot be
                 self._write(timeline, record)
             self.side.forget(key)
+
+    def add_averaging(self, averaging_ns: int) -> None:
+        """Gradients have been averaged for so long, after a step."""
+        self._run_ns += averaging_ns
+
+    def _add_time(self, record: StepRecord) -> None:
+        """Keep what a step took; one without a backward is a part of the next one with a backward."""
+        now_ns = time.perf_counter_ns()
+        busy_s = [record.compute_s] if record.exchange is None else record.exchange.busy_s()
+        self._run_ns += now_ns - record.began_ns
+        is_same = len(self._busy_s) == len(busy_s)  # not the first, nor after a rank was lost
+        self._busy_s = [a + b for a, b in zip(self._busy_s, busy_s, strict=True)] if is_same else busy_s
+        if not record.has_backward:
+            return
+        if self.num_training_steps >= self._first_timed:
+            wall_s, run_s = (now_ns - self._ended_ns) / 1e9, self._run_ns / 1e9
+            self._times.append(StepTime(wall_s, run_s, tuple(self._busy_s), record.num_micro_batches))
+        self._ended_ns, self._run_ns, self._busy_s = now_ns, 0, [0.0] * len(busy_s)
+
+    def summarize(self, num_groups: int, device_types: Collection[str]) -> None:
+        """The program is over, and well: say what its steps took, what one rank would take, and what to try.
+
+        Args:
+            num_groups: Groups of ranks, of which this is the first.
+            device_types: Of what runs the stages.
+        """
+        if len(self._times) < LEAST_TIMES or num_groups * self.side.world_size < 2:  # or this rank does not speak
+            return
+        num_near = 0
+        with contextlib.suppress(LaunchError):
+            num_near = read_environment(needs_rendezvous=False).local_world_size
+        ranks = Ranks(
+            num_groups=num_groups,
+            num_near=num_near,
+            num_threads=torch.get_num_threads(),
+            num_cores=num_cores(),
+            is_timed=set(device_types) <= {"cpu"},
+        )
+        times = [each for each in self._times if len(each.busy_s) == len(self._times[-1].busy_s)]
+        hint = self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
+        for line in describe_run(self.num_training_steps, times, ranks, hint):
+            self.warn(line)
 
     def _note(self, status: StatusFile, record: StepRecord) -> None:
         """Say for `farspan top` how far this rank is."""
@@ -165,27 +236,26 @@ class Console:
             text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
 
-    def _hint_at_micro_batches(self, record: StepRecord) -> None:
-        """Say what micro-batches would win where the ranks wait for each other."""
-        if self.plan is None or self.best_lanes is None or record.exchange is None:
-            return
-        is_split = any(map(self.plan.is_split, range(self.plan.num_stages)))  # whose ranks work side by side
-        if is_split or max(record.num_micro_batches, self.plan.micro_batches) > 1:
-            return
-        number, gain = self.best_lanes(record.exchange.busy_s())
-        if gain >= _LEAST_GAIN:
-            text = (
-                "a step is one micro-batch, so one rank works at a time: farspan.distribute(model, "
-                f"micro_batches={number}) would make it up to {gain:.1f} times as fast, if the rows of a batch do not "
-                "depend on each other (numbers then differ by rounding)"
-            )
-            _log.info("%s", text)
-            self._write_line(text)
+    def _micro_batches_hint(self, busy_s: Sequence[float], num_micro_batches: int) -> str:
+        """Returns what more micro-batches would win where the ranks wait for each other; "" if that is little.
 
-    def _write_line(self, text: str) -> None:
-        """Writes a line to standard error: standard output is the script's own, and may be piped."""
-        if self._speaks and self.is_launched:
-            write_line(text)
+        Args:
+            busy_s: What each rank has computed in a step.
+            num_micro_batches: Of that step.
+        """
+        if self.plan is None or self.best_lanes is None:
+            return ""
+        is_split = any(map(self.plan.is_split, range(self.plan.num_stages)))  # whose ranks work side by side
+        if is_split or max(num_micro_batches, self.plan.micro_batches) > 1:
+            return ""
+        number, gain = self.best_lanes(busy_s)
+        if gain < _LEAST_GAIN:
+            return ""
+        return (
+            "a step is one micro-batch, so one rank works at a time: farspan.distribute(model, "
+            f"micro_batches={number}) would make it up to {gain:.1f} times as fast, if the rows of a batch do not "
+            "depend on each other (numbers then differ by rounding)"
+        )
 
     def _write(self, timeline: Timeline, record: StepRecord) -> None:
         path, threads = Path(self.report_path), count_of(torch.get_num_threads(), "thread")

@@ -84,6 +84,8 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
             if not has_raised and engine.is_healthy:
                 engine.flush("the program is over")
                 engine.finish()
+                if exit_code() == 0:
+                    _summarize(engine)
         except FarspanError as error:
             fail_at_end(error)  # the program has ended well by itself, but the ranks did not do the same
         except Exception as error:  # what the model or its loss raises in the last part, which nothing has read
@@ -100,6 +102,12 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
 
     sys.excepthook = report
     network.at_end(leave)
+
+
+def _summarize(engine: Engine) -> None:
+    device_types = {member.device_type for team in engine.teams for member in team.members}
+    with contextlib.suppress(Exception):  # the program has done all that it is for
+        engine.console.summarize(engine.groups.num_groups, device_types)
 
 
 def fail_at_end(error: FarspanError) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from farspan.control.channel import SideChannel
 from farspan.errors import FarspanError
 from farspan.launch.rank.interrupts import never_raises
-from farspan.outputs import write_line
+from farspan.outputs import marked, write_line
 
 __all__ = ["watch_signal"]
 
@@ -35,6 +35,6 @@ def watch_signal(side_of_all: Callable[[], SideChannel]) -> None:
 def _show(side: SideChannel) -> None:
     try:
         for rank in range(side.world_size):
-            write_line(side.late.place_of(rank))
+            write_line(marked(side.late.place_of(rank)))
     except FarspanError as error:  # a rank has failed meanwhile
-        write_line(str(error))
+        write_line(marked(str(error)))
