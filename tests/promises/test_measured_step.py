@@ -84,6 +84,8 @@ def train_used(model: Any) -> list[float]:
 class Tables(nn.Module):
     """Tables that become longer when a longer text comes: plain attributes, the same on every rank."""
 
+    frequency: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("frequency", 1.0 / torch.arange(1, 9))
