@@ -115,6 +115,7 @@ class Leaf(ModuleTarget):
         "parameter_names",
         "placed",
         "receivers",
+        "runs_code_backward",
         "settings",
         "stage",
         "state",
@@ -141,6 +142,9 @@ class Leaf(ModuleTarget):
         """True if it computes calls of another one again, and is given all that these write into."""
         self.is_resolved = False
         """True if the result of a call was known only when it ran, since it depends on data: another run may differ."""
+        self.runs_code_backward = False
+        """True if a backward of one of its calls runs Python of the program's: that of an autograd function, or what a
+        checkpoint computes again."""
         self.attributes: dict[str, None] = {}
         """The attributes that its calls have been seen to write on its modules."""
         self.settings: dict[str, Any] = {}

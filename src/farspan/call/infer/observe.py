@@ -138,6 +138,8 @@ def observe(
             output_metas = tuple([meta_of(output, fakes.device) for output in outputs])
         histories = tuple(map(history_of, outputs))
         is_ordered = _note_writes(target, memory, outputs, fakes, watch)
+        if leaf is not None:
+            leaf.runs_code_backward |= watch.is_checkpointed or any(map(goes_through_python, outputs))
         if leaf is not None and watch.own_generators:
             _check_generators(leaf, template, watch.own_generators)
         attributes = list(arguments.objects.get(ATTRIBUTES, ()))

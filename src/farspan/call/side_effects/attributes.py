@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
 from farspan.call.infer.watch import storage_id
-from farspan.call.leaf import LeakError
+from farspan.call.leaf import Leaf, LeakError
 from farspan.call.pytree.template import can_describe, map_tensors
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
 from farspan.call.side_effects.reachable import REAL, Glance, State, is_same
+from farspan.errors import RecordError
 
 __all__ = [
     "Attributes",
@@ -36,6 +38,7 @@ __all__ = [
     "put_attributes",
     "put_own_attributes",
     "real_attributes",
+    "unchanged_in_backward",
     "watched_attributes",
 ]
 
@@ -147,6 +150,45 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
             raise LeakError("a module changes an object through a bound method or a partial function")
         if hidden_in([undescribed], State(undescribed.values()).holders):
             raise LeakError("a module sets an object whose state cannot be looked into")
+
+
+@contextlib.contextmanager
+def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
+    """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
+    modules of `leaves`. A tensor that their forward sets, and a checkpoint sets again, is the one of the forward.
+
+    Raises:
+        RecordError: It has changed one, which the other ranks cannot know.
+    """
+    before = [(leaf, module, own_attributes(module)) for leaf in leaves for module in leaf.modules]
+    objects = [leaf.own_objects for leaf in leaves if leaf.own_objects is not None]
+    glances = [each for each in objects if not each.has_changed()]
+    yield
+    for leaf, module, then in before:
+        for name, item in own_attributes(module, is_copy=False).items():
+            if isinstance(item, torch.Tensor) and isinstance(then.get(name), torch.Tensor):
+                module.__dict__[name] = then[name]
+            elif not _holds_the_same(item, then.get(name, _ABSENT)):
+                raise _changed_in_backward(leaf, f"{type(module).__name__}.{name}")
+    if any(each.has_changed() for each in glances):
+        raise _changed_in_backward(leaves[0], "an object that a module holds")
+
+
+def _holds_the_same(item: Any, then: Any) -> bool:
+    if type(item) not in _CONTENTS or type(item) is not type(then):
+        return is_same(item, then)
+    if type(item) is dict:
+        item, then = [list(chain.from_iterable(pairs.items())) for pairs in (item, then)]
+    return len(item) == len(then) and (item == then if type(item) is set else all(map(is_same, item, then)))
+
+
+def _changed_in_backward(leaf: Leaf, what: str) -> RecordError:
+    return RecordError(
+        f"{leaf.name}: its backward changes {what}.",
+        why="a backward runs on one rank, and the other ranks would not see the change.",
+        hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
+        "in a module that a checkpoint computes again, change it outside of the checkpoint",
+    )
 
 
 def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:

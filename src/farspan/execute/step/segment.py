@@ -26,7 +26,7 @@ from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
 from farspan.call.pytree.template import flatten, plain_arguments, rebuild
-from farspan.call.side_effects.attributes import real_attributes, watched_attributes
+from farspan.call.side_effects.attributes import real_attributes, unchanged_in_backward, watched_attributes
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.call.wire.users_line import note_line, note_line_of_backward
@@ -273,11 +273,16 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
+    watched = [call.target for call in part.calls if type(call.target) is Leaf and call.target.runs_code_backward]
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
         try:
-            with apply_modes(part.backward.modes), around_backward(part.describe):
+            with (
+                apply_modes(part.backward.modes),
+                around_backward(part.describe),
+                unchanged_in_backward(watched) if watched else _NOTHING,
+            ):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
                 elif roots:
