@@ -63,7 +63,7 @@ def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
         steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)
 
     shown: list[str] = []
-    monkeypatch.setattr(Console, "_write_line", lambda self, text: shown.append(text))
+    monkeypatch.setattr(Console, "_say", lambda self, text, *, is_shown: shown.append(text))
     on_ranks(2, program)
     (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
     assert shown and not any("differs from the plan" in text for text in shown)  # but with --verbose
