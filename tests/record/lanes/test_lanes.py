@@ -107,6 +107,10 @@ def test_a_plain_loop_trains_as_with_the_whole_batch(num_ranks: int) -> None:
 class _Beside(nn.Module):
     """Has a mask beside its parts, which lie on several stages; one that counts its calls there, too."""
 
+    mask: torch.Tensor
+    same: torch.Tensor
+    calls: torch.Tensor
+
     def __init__(self, *, counts: bool) -> None:
         super().__init__()
         self.body, self.counts = _model(), counts
