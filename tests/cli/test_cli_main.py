@@ -149,7 +149,9 @@ def test_bad_use_is_told_in_three_parts(farspan, words, says):
     [
         ("run --processes 2 train.py", "farspan run: unrecognized arguments: --processes.", "-n, --num-processes"),
         ("run -n 2 --max_restart=3 train.py", "farspan run: unrecognized arguments", "--max-restarts"),
-        ("run --nproc-per-node 2 train.py", "farspan run: unrecognized arguments", "farspan run --help"),
+        ("run --nproc-per-node 2 train.py", "farspan run: unrecognized arguments", "-n, --num-processes"),
+        ("run --nproc_per_node=2 train.py", "farspan run: unrecognized arguments", "-n, --num-processes"),
+        ("plan --nproc-per-node 2 train.py", "farspan plan: unrecognized arguments", "farspan plan --help"),
         ("plan --stage 2 train.py", "farspan plan: unrecognized arguments: --stage.", "--stages"),
         ("ckpt ls --jsn checkpoints", "farspan ckpt ls: unrecognized arguments: --jsn.", "--json"),
         ("rnu -n 2 train.py", "'rnu' is no command", "farspan run -n 2 train.py"),

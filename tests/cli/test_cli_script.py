@@ -54,6 +54,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_an_option_behind_the_script_is_pointed_out(folder, capsys) -> None:
+    (folder / "train.py").write_text("import sys\nsys.exit(f'micro_batches={sys.argv}')\n")
+    with pytest.raises(SystemExit):
+        main(["plan", "train.py", "--lr", "1", "--micro-batches", "2"])
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.endswith("come before it: farspan plan --micro-batches ... train.py")
+
+
 def test_a_plan_for_machines_that_are_not_there(folder, capsys) -> None:
     assert main(["plan", "train.py", "--cluster", "cluster.toml", "--width", "4096"]) == 0
     out, err = capsys.readouterr()

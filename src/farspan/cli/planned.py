@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from farspan.cli.arguments.hint_options import read_hints
+from farspan.cli.arguments.misplaced import hint_at_misplaced
 from farspan.cli.recalibrate_command import format_recalibration, read_measured, recalibrated
 from farspan.cli.script import check_script, profile_script
 from farspan.outputs import check_outputs, write_json, write_line, write_output, write_text
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_script"]
 
+_RARE_IN_SCRIPTS = ("--micro-batches", "--max-memory", "--pin", "--together", "--stages", "--cluster", "--roofline")
+"""Options of which it is said that they stand behind a script which does not name them."""
+
 
 def plan_script(arguments: argparse.Namespace) -> int:
     """Run the program up to its first steps, find the plan, write plan.json and plan.html."""
@@ -25,6 +29,7 @@ def plan_script(arguments: argparse.Namespace) -> int:
 
     script_argv: list[str] = arguments.script_argv
     check_script(script_argv)
+    hint_at_misplaced("plan", script_argv, _RARE_IN_SCRIPTS)
     output: str = "plan.json" if arguments.output is None else arguments.output
     page: str = "plan.html" if arguments.html is None else arguments.html
     inputs = [arguments.cluster, arguments.recalibrate, *(script_argv[:1] if script_argv[0] != "-m" else [])]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from farspan import settings
 from farspan.cli.arguments import Parser, host_range, whole_number
+from farspan.cli.arguments.misplaced import hint_at_misplaced
 from farspan.errors import LaunchError
 from farspan.launch.roles import read_role
-from farspan.outputs import check_outputs, write_line
+from farspan.outputs import check_outputs
 
 if TYPE_CHECKING:
     from farspan.launch.hosts import Fleet
@@ -47,8 +48,6 @@ _RARE_IN_SCRIPTS = (
     "--role",
 )
 """Options of which it is said that they stand behind a script which does not name them."""
-_MOST_READ = 1 << 20
-"""Characters of a script that are searched for an option's name."""
 _MOST_RESTARTS = 1_000_000
 _EXAMPLES = """\
 everything after the script or module belongs to it:
@@ -175,7 +174,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     script_argv: list[str] = arguments.script_argv
     settings.check()
-    _hint_at_misplaced(script_argv)
+    hint_at_misplaced("run", script_argv, _RARE_IN_SCRIPTS)
     environment: dict[str, str] = {}
     if arguments.report is not None:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
@@ -215,25 +214,6 @@ def _execute(arguments: argparse.Namespace) -> int:
         debugged=arguments.debug,
         fleet=fleet,
     )
-
-
-def _hint_at_misplaced(script: Sequence[str]) -> None:
-    """Says that an option of farspan's stands behind the script, if the script has none of this name."""
-    given = [word.partition("=")[0] for word in script[1:]]
-    misplaced = next((word for word in given if word in _RARE_IN_SCRIPTS), None)
-    if misplaced is None or script[0] == "-m" or not script[0].endswith(".py"):
-        return
-    name = misplaced.removeprefix("--")
-    try:
-        with open(script[0], errors="replace") as file:
-            text = file.read(_MOST_READ)
-    except OSError:
-        return  # whoever starts it says so
-    if name not in text and name.replace("-", "_") not in text:
-        write_line(
-            f"farspan: {misplaced} after the script is given to the script; farspan's options come before it: "
-            f"farspan run {misplaced} ... {script[0]}"
-        )
 
 
 def check_use(arguments: argparse.Namespace) -> None:

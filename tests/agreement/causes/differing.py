@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import farspan
 
@@ -38,6 +39,8 @@ torch.manual_seed(0)
 model: Any = farspan.distribute(Net(), plan={"body": 0, "heads": 1}, measure=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number, batch in enumerate(batches()):
+    if STORY == "loader":
+        optimizer.zero_grad()
     if STORY == "branch" and RANK == 0:
         result = model(batch * 2)  # here: branch
     elif STORY == "order":
@@ -53,5 +56,10 @@ for number, batch in enumerate(batches()):
     if STORY == "evaluation" and farspan.rank() == 0:
         with torch.no_grad():
             print(model(X[:4]).argmax(-1).tolist())  # here: evaluation
+    if STORY == "loader" and farspan.rank() == 0:
+        for item in DataLoader(TensorDataset(X), batch_size=3):
+            print(model(item[0]).argmax(-1).tolist())  # here: loader
+    if STORY == "passes" and (farspan.rank() == 0 or number != 1):
+        list(DataLoader(TensorDataset(X)))  # here: passes
 if STORY == "end" and farspan.rank() == 0:
     print(model(X[:4]).argmax(-1).tolist())  # here: end

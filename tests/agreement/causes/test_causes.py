@@ -19,6 +19,8 @@ def line_of(mark: str) -> str:
 ONE_RANK, SEEDS = "is it under `if farspan.rank() == 0`", "seed `random`, numpy and torch"
 CAUSES = {
     "evaluation": [f"rank 0 called the model at {line_of('evaluation')}, rank 1 at {line_of('training')}.", ONE_RANK],
+    "loader": [f"rank 0 called the model at {line_of('loader')}, rank 1 at {line_of('training')}.", ONE_RANK],
+    "passes": [f"draws random numbers at {line_of('passes')}", "a DataLoader draws so where a pass over it begins"],
     "branch": [f"rank 0 called the model at {line_of('branch')}, rank 1 at {line_of('training')}.", ONE_RANK],
     "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
     "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],

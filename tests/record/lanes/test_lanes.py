@@ -104,6 +104,66 @@ def test_a_plain_loop_trains_as_with_the_whole_batch(num_ranks: int) -> None:
         assert number == 4
 
 
+class _Beside(nn.Module):
+    """Has a mask beside its parts, which lie on several stages; one that counts its calls there, too."""
+
+    mask: torch.Tensor
+    same: torch.Tensor
+    calls: torch.Tensor
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.body, self.counts = _model(), counts
+        self.register_buffer("mask", torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.5]))
+        self.register_buffer("same", self.mask)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.counts:
+            self.calls.add_(1)
+        return self.body(x * self.mask + self.same)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_buffer_that_every_rank_has_is_no_reason_unless_it_is_written(counts: bool) -> None:
+    plain = _Beside(counts=counts)
+    x, y = _batch()
+    F.cross_entropy(plain(x), y).backward()
+    expected = _gradients(plain)
+
+    def program(rank: int) -> Any:
+        own = farspan.distribute(_Beside(counts=counts), micro_batches=4)
+        F.cross_entropy(own(x), y).backward()
+        return _gradients(own), own.calls.item(), _num_micro_batches()
+
+    for found, calls, number in run_threads(2, program):
+        assert (calls, number) == ((1.0, 1) if counts else (0.0, 4))
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_buffer_of_other_shapes_is_looked_at_again() -> None:
+    masks = [torch.ones(6), torch.rand(12, 6), torch.rand(1, 6)]
+    plain, (x, y) = _Beside(counts=False), _batch()
+    expected: list[float] = []
+    for mask in masks:
+        plain.mask = mask
+        expected.append(F.cross_entropy(plain(x), y).item())
+
+    def program(rank: int) -> Any:
+        own = farspan.distribute(_Beside(counts=False), micro_batches=4)
+        found: list[tuple[float, int]] = []
+        for mask in masks:
+            own.mask = mask
+            loss = F.cross_entropy(own(x), y)
+            loss.backward()
+            found.append((loss.item(), _num_micro_batches()))
+        return found
+
+    for found in run_threads(2, program):
+        assert [loss for loss, _ in found] == pytest.approx(expected, rel=1e-5)
+        assert [number for _, number in found] == [4, 1, 4]
+
+
 def test_two_runs_are_the_same_to_the_last_bit() -> None:
     def program(rank: int) -> Any:
         model = farspan.distribute(_model(), micro_batches=4)

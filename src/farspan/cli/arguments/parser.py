@@ -13,6 +13,8 @@ __all__ = ["Parser", "host_range", "whole_number"]
 
 
 _MOST_HOSTS = 4096
+_OF_OTHERS = {"--nproc-per-node": "-n", "--nproc": "-n", "--np": "-n", "--ntasks": "-n"}
+"""Words of torchrun, mpirun and srun, and the option here that means the same."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +42,8 @@ class Parser(argparse.ArgumentParser):
         import difflib  # only where it is of use: on the way of every start
 
         name = word.partition("=")[0].replace("_", "-")
+        if _OF_OTHERS.get(name) in self._option_string_actions:
+            return ", ".join(self._option_string_actions[_OF_OTHERS[name]].option_strings)
         near = difflib.get_close_matches(name[:100], self._option_string_actions, n=1, cutoff=0.6)
         return ", ".join(self._option_string_actions[near[0]].option_strings) if near else ""
 

@@ -110,12 +110,22 @@ def describe_difference(
         return what, "\n".join(lines), ORDER
     if len(set(lines_of.values())) > 1 and len(lines_of) == len(starts):
         return what, "\n".join([*lines, f"{_name_lines(lines_of)}."]), ONE_RANK
+    if index is not None and is_at_end.isdisjoint(starts):
+        next_lines = {rank: _next_line(history, index) for rank, history in full.items()}
+        if len(set(next_lines.values())) > 1 and all(next_lines.values()):
+            return what, "\n".join([*lines, f"{_name_lines(next_lines)}."]), ONE_RANK
     if lines_of and is_at_end and is_at_end == starts.keys() - lines_of.keys():
         before = {entry[3] for rank in is_at_end for entry in full[rank] if len(entry) > 3}
         if before.isdisjoint(lines_of.values()):
             return what, "\n".join([*lines, f"only {_name_lines(lines_of)}."]), ONE_RANK
         return what, "\n".join([*lines, f"{_name_lines(lines_of)} more often than the others."]), MORE_OFTEN
     return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
+
+
+def _next_line(history: History, index: int) -> str:
+    """Returns the line of the loop that calls the model next, from an action on: one that draws, or clears a gradient,
+    stands before it."""
+    return next((entry[3] for entry in history[index:] if len(entry) > 3 and entry[3]), "")
 
 
 def _name_lines(lines_of: Mapping[int, str]) -> str:

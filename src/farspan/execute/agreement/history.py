@@ -22,7 +22,13 @@ from farspan.call.pytree.canonical import digest_of
 from farspan.control.hub.divergence import HINT
 from farspan.execute.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
 from farspan.execute.agreement.events import Entry, Events, Happened, Position
-from farspan.execute.agreement.shared_generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
+from farspan.execute.agreement.shared_generators import (
+    DRAWN_BY_A_LOADER,
+    SAME_DRAWS,
+    GeneratorStates,
+    generator_entries,
+    generator_states,
+)
 from farspan.graph import EVERYWHERE, Backward, Call, Graph, MicroBatch, Value, plain_of
 from farspan.torch_private import DisableTorchFunction
 
@@ -186,7 +192,8 @@ class History:
 def _entries_of_draw(draw: _Draw) -> list[Entry]:
     function, where, _ = draw
     name = name_of(function)
-    return [(digest_of(name), f"{name} draws random numbers at {format_where(where)}", SAME_DRAWS)]
+    hint = DRAWN_BY_A_LOADER if name.endswith(".random_") else SAME_DRAWS
+    return [(digest_of(name), f"{name} draws random numbers at {format_where(where)}", hint)]
 
 
 def _plain_arguments(graphs: Iterable[Graph]) -> Iterable[Any]:

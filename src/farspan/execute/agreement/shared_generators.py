@@ -21,12 +21,16 @@ import torch
 from farspan.call.draws.generators import GENERATORS
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["SAME_DRAWS", "GeneratorStates", "generator_entries", "generator_states"]
+__all__ = ["DRAWN_BY_A_LOADER", "SAME_DRAWS", "GeneratorStates", "generator_entries", "generator_states"]
 
 _NAMES = ("torch's CPU generator", "Python's `random`", "numpy's global generator")
 SAME_DRAWS = (
     "draw on every rank alike, or from a generator of its own on one: torch.Generator(), random.Random(),\n"
     "numpy.random.default_rng(); seed all three at the start of the program"
+)
+DRAWN_BY_A_LOADER = (
+    "a DataLoader draws so where a pass over it begins: are there as many batches, and passes, on every rank?\n"
+    f"Elsewhere: {SAME_DRAWS}"
 )
 GeneratorStates = tuple[int, int, int]
 

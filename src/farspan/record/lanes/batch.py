@@ -19,6 +19,7 @@ from torch import nn
 
 from farspan.call.infer.entry import meta_of
 from farspan.call.infer.symbolic import Numbers
+from farspan.call.leaf import Placed
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.pytree.template import flatten, rebuild
@@ -36,6 +37,7 @@ from farspan.record.lanes.window import Window
 from farspan.record.surgery.attempt import Attempt
 from farspan.record.tensor import LazyTensor
 from farspan.record.unrecorded import unrecorded
+from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.graph import Meta, Template
@@ -168,7 +170,9 @@ class BatchedModel:
         if any(len(meta.stride) != len(meta.shape) for meta in metas):
             return Cut(reason="it is given sparse tensors")
         numbers = Numbers(template, metas)
-        key = (numbers.kind, _state_of(recorder, modules), self._around.number(modules))
+        beside = _buffers_of_containers(recorder, self.model)
+        shapes = tuple([(item.name, item.meta.shape, item.meta.dtype) for item in beside])
+        key = (numbers.kind, _state_of(recorder, modules), shapes, self._around.number(modules))
         if key not in self._kinds and len(self._kinds) >= _MOST_KINDS:
             return Cut(reason="what its modules hold or read is new in each call")
         kind = self._kinds.setdefault(key, Kind())
@@ -179,7 +183,8 @@ class BatchedModel:
             return Cut(reason="it is called with ever new numbers")
         recorder.flush_before_change("how a batch can be cut into micro-batches is examined")
         with _unmeasured(recorder.engine):
-            again = self._examined(recorder, call, numbers, template, metas, tensors, sizes, kind)
+            placed = [*recorder.placed.values(), *beside]
+            again = self._examined(recorder, call, numbers, template, metas, placed, tensors, sizes, kind)
         again.is_provisional &= self._num_first_calls < _FIRST_CALLS
         self._num_first_calls += again.is_provisional
         return kind.keep(numbers, sizes, again)
@@ -230,6 +235,7 @@ class BatchedModel:
         numbers: Numbers,
         template: Template,
         metas: Sequence[Meta],
+        placed: Sequence[Placed],
         tensors: Sequence[Any],
         sizes: Sequence[int],
         kind: Kind,
@@ -244,7 +250,7 @@ class BatchedModel:
             leaf.is_open = True  # a loss that it makes is seen, as where its parts are on several stages
         attempt, reasons = Attempt(recorder, self.model), list[str]()
         for chosen in [each for number in range(len(others), -1, -1) for each in combinations(others, number)]:
-            positions, placed = (first, *chosen), [*recorder.placed.values()]
+            positions = (first, *chosen)
             places = frozenset([numbers.place_of(metas, number) for number in positions])
             varying = sorted(kind.varying - places)
             try:
@@ -310,6 +316,19 @@ def _unmeasured(engine: Any) -> Iterator[None]:
     finally:
         engine.executor = executor
         engine.console.is_counting = True
+
+
+def _buffers_of_containers(recorder: Recording, model: nn.Module) -> list[Placed]:
+    """Returns the buffers that every rank has, such as a mask: of modules whose parts lie on several stages."""
+    with DisableTorchFunction():  # questions that the function mode need not see
+        return [
+            Placed(f"{name}.{key}" if name else key, 0, item, meta_of(item), True, False, torch.Tensor)
+            for name, module in model.named_modules()
+            if id(module) not in recorder.leaf_parts
+            for key, item in module.named_buffers(recurse=False)
+            if type(item) is torch.Tensor and id(item) not in recorder.placed
+            if item.layout is torch.strided and not item.is_nested and not item.requires_grad
+        ]
 
 
 def _aside(recorder: Recording, function: Callable[..., Any], *args: Any) -> Any:
