@@ -1,0 +1,106 @@
+"""A drawn program: a model, a loop and ways to run them, from (seed, number) alone, and its text."""
+
+from __future__ import annotations
+
+import json
+import pprint
+import random
+from typing import Any
+
+from benchmarks.fuzz.loops import draw_loop, helpers_text, train_text
+from benchmarks.fuzz.models import classes_text, draw_model, net_text
+from benchmarks.fuzz.ways import draw_ways, in_words
+
+Drawn = dict[str, Any]
+"""{"model": .., "loop": .., "ways": [..]}, all of it data that JSON can hold."""
+
+_HEAD = """\
+import collections
+import contextvars
+import copy
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+W, V, T = 8, 5, 3
+DTYPE = torch.float32
+CALLS = contextvars.ContextVar("CALLS", default=0)
+
+
+def GIVEN(batch):
+    return batch
+"""
+
+_BUILD = """\
+def build():
+    torch.manual_seed(5)
+    return Net()
+"""
+
+_MAIN = '''\
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return [round(number, 9) for number in value.detach().double().flatten()[:4].tolist()], digest(value.tolist())
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def digest(value):
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+
+
+def main():
+    if "--farspan" in sys.argv:
+        import farspan
+
+%(farspan)s
+    else:
+        model = build()
+    train(model, lambda name, value: print(name, value))
+    for name, tensor in model.state_dict().items():
+        print(name, *plain(tensor))
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in vars(nn.Module()) and isinstance(value, (int, float, str, list, tuple, dict, torch.Tensor)):
+                print(f"{name}.{key}", plain(value))
+    print("generator", digest(torch.get_rng_state().tolist()))
+
+
+main()
+'''
+
+
+def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
+    """The program of that number; another `attempt` where the plain program of the one before raises."""
+    rng = random.Random(f"fuzz/{seed}/{number}/{attempt}")
+    model = draw_model(rng)
+    loop = draw_loop(rng, model)
+    return {"model": model, "loop": loop, "ways": draw_ways(rng, model, loop)}
+
+
+def source(drawn: Drawn) -> str:
+    """The text of the program: a module with `build()` and `train(model, record)`."""
+    model, loop = drawn["model"], drawn["loop"]
+    parts = [_HEAD, classes_text(model), net_text(model), helpers_text(model), _BUILD, train_text(model, loop)]
+    return "\n\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def standalone(drawn: Drawn, way: dict[str, Any], head: str) -> str:
+    """A file that runs alone: plainly, and with --farspan under `farspan run`."""
+    options = pprint.pformat(way["options"], width=100, sort_dicts=False)
+    lines = []
+    if way.get("from_rank"):
+        lines += ["global GIVEN", "GIVEN = lambda batch: farspan.from_rank(0, batch if farspan.rank() == 0 else None)"]
+    made = "build()"
+    if way.get("deferred"):
+        lines += ["with farspan.deferred_init():", "    model = build()"]
+        made = "model"
+    lines.append(f"model = farspan.distribute({made}, **{options})".replace("\n", "\n" + " " * 12))
+    body = "\n".join(f"        {line}" for line in lines)
+    text = source(drawn).replace("import copy\n", "import copy\nimport hashlib\n")
+    start = f'"""{head.strip()}\n\nstart with   farspan run -n {way["ranks"]} FILE --farspan   ({in_words(way)})\n"""\n'
+    return f"{start}{text}\n\n{_MAIN % {'farspan': body}}\n# drawn: {json.dumps({**drawn, 'ways': [way]})}\n"

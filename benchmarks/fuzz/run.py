@@ -1,0 +1,232 @@
+"""Draws training programs, runs each plainly and on ranks, and shrinks each that differs to a file that runs alone.
+
+A program is a function of the seed and its number alone. Two worker processes keep torch and farspan loaded; ranks are
+threads of a worker. Compared on every rank, bit for bit: what the loop records, the final weights, what modules keep,
+random generators, printed lines; up to rounding, against float64, where batches or layers are split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from benchmarks.common import arguments, finish  # noqa: E402
+from benchmarks.fuzz.program import standalone  # noqa: E402
+from benchmarks.fuzz.shrink import features_of, same_kind, shrink, without  # noqa: E402
+from benchmarks.fuzz.ways import in_words  # noqa: E402
+from benchmarks.fuzz.worker import serve  # noqa: E402
+
+NUM_WORKERS = 2
+TASK_S = 200.0
+RECYCLED_AFTER = 150
+NUM_REPEATS = 4
+MOST_NAMED = 0.03
+FINDINGS = ("wrong", "printed", "unnamed", "crash", "hang")
+
+
+@dataclasses.dataclass
+class Finding:
+    """A difference made small."""
+
+    kind: str
+    text: str
+    number: int
+    features: set[str]
+    file: str = ""
+    programs: list[int] = dataclasses.field(default_factory=list)
+
+
+class Worker:
+    """A process that runs programs, and its successors."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.process: Any = None
+        self.count = 0
+
+    def ask(self, *task: Any) -> dict[str, Any]:
+        """The answer to a task; where the process dies or stands still, an outcome that says so."""
+        if self.process is None or self.count >= RECYCLED_AFTER:
+            self.stop()
+            context = multiprocessing.get_context("spawn")
+            self.connection, other = context.Pipe()
+            self.process = context.Process(target=serve, args=(other, self.folder), daemon=True)
+            self.process.start()
+            other.close()
+            self.count = 0
+        self.count += 1
+        self.connection.send(task)
+        try:
+            if self.connection.poll(TASK_S):
+                answer = self.connection.recv()
+                if any(one["kind"] == "hang" for one in answer.get("outcomes", [])):
+                    self.stop()
+                return answer
+            gone = {"kind": "hang", "text": f"no answer after {TASK_S:g} s"}
+        except EOFError:
+            self.process.join()
+            gone = {"kind": "crash", "text": f"the worker ended with {self.process.exitcode}"}
+        self.stop()
+        return {"outcomes": [gone], "drawn": None, "cpu_s": 0.0}
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+        self.process = None
+
+
+class Search:
+    """Programs that are run, and what was found."""
+
+    def __init__(self, seed: int, out: Path | None, *, is_shrunk: bool = True) -> None:
+        self.seed, self.out, self.is_shrunk = seed, out, is_shrunk
+        self.rows: list[dict[str, Any]] = []
+        self.findings: list[Finding] = []
+        self.lock = threading.Lock()
+
+    def run(self, numbers: list[int], num_workers: int = NUM_WORKERS) -> None:
+        waiting = iter(numbers)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+
+            def work() -> None:
+                worker = Worker(folder)
+                try:
+                    while (number := self._next(waiting)) is not None:
+                        self._run_one(worker, number)
+                finally:
+                    worker.stop()
+
+            threads = [threading.Thread(target=work) for _ in range(num_workers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _next(self, waiting: Any) -> int | None:
+        with self.lock:
+            return next(waiting, None)
+
+    def _run_one(self, worker: Worker, number: int) -> None:
+        began = time.monotonic()
+        answer = worker.ask("run", self.seed, number)
+        if "failed" in answer:
+            raise RuntimeError(f"program {number}: {answer['failed']}")
+        row = {"number": number, "cpu_s": answer["cpu_s"], "wall_s": time.monotonic() - began}
+        ways = answer["drawn"]["ways"] if answer["drawn"] else []
+        row["outcomes"] = [
+            {**outcome, "way": in_words(way)} for outcome, way in itertools.zip_longest(answer["outcomes"], ways) if outcome and way
+        ] or answer["outcomes"]  # fmt: skip
+        with self.lock:
+            self.rows.append(row)
+        for outcome in row["outcomes"]:
+            if outcome["kind"] != "equal":
+                print(f"{number:5d}  {outcome['kind']:8s} {outcome.get('way', '')}: {outcome['text'][:150]}", flush=True)
+        for outcome, way in zip(answer["outcomes"], ways, strict=False):
+            if outcome["kind"] in FINDINGS and self.is_shrunk:
+                self._keep(worker, number, answer["drawn"], way, outcome)
+
+    def _keep(self, worker: Worker, number: int, drawn: dict[str, Any], way: dict[str, Any], outcome: Any) -> None:
+        """Shrinks a finding, unless a known one explains it; then the program without that is tried once more."""
+        for _ in range(4):
+            known = self._known(drawn, way, outcome)
+            if known is None:
+                break
+            known.programs.append(number)
+            cleaned = without(drawn, known.features)
+            if cleaned is None:
+                return
+            answer = worker.ask("try", cleaned, [way])
+            if not answer.get("outcomes") or answer["outcomes"][0]["kind"] not in FINDINGS:
+                return
+            drawn, outcome = cleaned, answer["outcomes"][0]
+        else:
+            return
+
+        def stays(other: dict[str, Any], other_way: dict[str, Any]) -> bool:
+            found = worker.ask("try", other, [other_way]).get("outcomes")
+            return bool(found) and found[0]["kind"] == outcome["kind"] and (
+                outcome["kind"] in ("wrong", "printed") or same_kind(found[0]["text"]) == same_kind(outcome["text"])
+            )  # fmt: skip
+
+        small, small_way = shrink(drawn, way, stays)
+        again = [worker.ask("try", small, [small_way]).get("outcomes") for _ in range(NUM_REPEATS)]
+        kept = [one[0] for one in again if one and one[0]["kind"] == outcome["kind"]]
+        text = kept[0]["text"] if kept else outcome["text"]
+        finding = Finding(
+            kind=outcome["kind"], text=text, number=number, features=features_of(small, small_way), programs=[number]
+        )
+        with self.lock:
+            self.findings.append(finding)
+            count = len(self.findings)
+        print(f"       -> {finding.kind} {count}: {sorted(finding.features)}: {text[:150]}", flush=True)
+        if self.out is not None:
+            head = (
+                f"Program {number} of seed {self.seed}, made small: {finding.kind}.\n\n"
+                f"{text}\nin {len(kept)} of {NUM_REPEATS} runs ({', '.join(sorted(finding.features))})"
+            )
+            self.out.mkdir(parents=True, exist_ok=True)
+            words = [word.split()[-1] for word in sorted(finding.features) if word.split()[0] in ("block", "feature", "cell", "loop")]
+            finding.file = f"{finding.kind}_{number}_{'_'.join(words[:3]) or 'plain'}.py"
+            (self.out / finding.file).write_text(standalone(small, small_way, head))
+            line = f"- {finding.file}: {finding.kind}, {', '.join(sorted(finding.features))}: {text[:200]}\n"
+            with (self.out / "INDEX.md").open("a") as index:
+                index.write(line)
+
+    def _known(self, drawn: dict[str, Any], way: dict[str, Any], outcome: Any) -> Finding | None:
+        has = features_of(drawn, way)
+        with self.lock:
+            for finding in self.findings:
+                same = finding.kind == outcome["kind"] and (
+                    finding.kind in ("wrong", "printed") or same_kind(finding.text) == same_kind(outcome["text"])
+                )
+                if same and finding.features - {"way measure"} <= has | {"way measure"}:
+                    return finding
+        return None
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--programs", type=int, default=500, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first program")
+    parser.add_argument("--only", type=int, action="append", metavar="NUMBER", help="these programs")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where findings are written")
+    parser.add_argument("--workers", type=int, default=NUM_WORKERS)
+    parser.add_argument("--no-shrink", action="store_true", help="count only")
+    args = parser.parse_args()
+    number = 40 if args.quick else args.programs
+    began = time.monotonic()
+    search = Search(args.seed, args.out, is_shrunk=not args.no_shrink)
+    search.run(args.only or list(range(args.first, args.first + number)), args.workers)
+    rows = sorted(search.rows, key=lambda row: row["number"])
+    counts = Counter(outcome["kind"] for row in rows for outcome in row["outcomes"])
+    runs = sum(counts.values())
+    cpu_s = sum(row["cpu_s"] for row in rows)
+    print(f"{len(rows)} programs, {runs} runs in {time.monotonic() - began:.0f} s, {cpu_s:.0f} s of processor without shrinking")
+    for finding in search.findings:
+        print(f"{finding.kind:8s} {len(finding.programs):4d} x, first {finding.number}: {sorted(finding.features)}")
+    bad = sum(counts[kind] for kind in FINDINGS)
+    finish(
+        args,
+        rows=[*rows, *({**dataclasses.asdict(one), "features": sorted(one.features)} for one in search.findings)],
+        figure=f"of {runs} runs of {len(rows)} drawn programs {counts['equal']} are equal to one process, {bad} differ "
+        f"({', '.join(f'{counts[kind]} {kind}' for kind in FINDINGS)}), {counts['error']} end in errors that limits name",
+        holds=bad == 0 and counts["error"] <= MOST_NAMED * len(rows),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Makes a finding small: deletes parts of a drawn program while its outcome stays."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.fuzz.models import Node, names_of, nodes_of
+
+Drawn = dict[str, Any]
+Way = dict[str, Any]
+LAYER: Node = {"kind": "Layer", "parts": []}
+MOST_TRIES = 150
+_PLAIN_MODEL = {
+    "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "input": "floats", "head": "linear",
+    "result": "tensor",
+}  # fmt: skip
+_PLAIN_LOOP = {
+    "optimizer": "SGD", "split": False, "backward": "plain", "loss": "mse", "carry": "detach", "fresh": True,
+    "autocast": False,
+}  # fmt: skip
+
+
+def shrink(drawn: Drawn, way: Way, stays: Callable[[Drawn, Way], bool], most: int = MOST_TRIES) -> tuple[Drawn, Way]:
+    """The smallest program and way that deletions lead to.
+
+    Args:
+        drawn: A program.
+        way: How it is run.
+        stays: Whether the outcome of another program, run in another way, is that of the first.
+        most: How many programs are tried.
+    """
+    tried: set[str] = set()
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _candidates(drawn, way):
+            text = repr(candidate)
+            if text in tried:
+                continue
+            if len(tried) >= most:
+                return drawn, way
+            tried.add(text)
+            if stays(*candidate):
+                drawn, way = candidate
+                smaller = True
+                break
+    return drawn, way
+
+
+def features_of(drawn: Drawn, way: Way) -> set[str]:
+    """What a program has that the plainest one has not."""
+    model, loop = drawn["model"], drawn["loop"]
+    found = {f"block {node['kind']}" for node in nodes_of(model["blocks"]) if node["kind"] != "Layer"}
+    found |= {f"model {key} {model[key]}" for key, plain in _PLAIN_MODEL.items() if model[key] != plain and key not in ("cells", "reuse")}
+    found |= {"model reuse"} if model["reuse"] else set()
+    found |= {f"cell {kind}" for kind in model["cells"]} | ({"cells"} if model["cells"] else set())
+    found |= {f"loop {key} {loop[key]}" for key, plain in _PLAIN_LOOP.items() if loop[key] != plain}
+    found |= {f"feature {name}" for name in loop["features"]}
+    found |= {"micro-batches"} if len(loop["micro_batches"]) > 1 else set()
+    found |= {f"way {key}" for key in way["options"]} | {f"way {key}" for key in ("deferred", "from_rank") if way.get(key)}
+    if not {"measure", "plan", "remat"} & {*way["options"]} and way["ranks"] > 1:
+        found.add("way measured")
+    return found
+
+
+def without(drawn: Drawn, features: set[str]) -> Drawn | None:
+    """The program without some features; None where it has none that can be left out."""
+    new = copy.deepcopy(drawn)
+    for node in nodes_of(new["model"]["blocks"]):
+        if f"block {node['kind']}" in features:
+            node |= copy.deepcopy(LAYER)
+    new["loop"]["features"] = [name for name in new["loop"]["features"] if f"feature {name}" not in features]
+    for part, plain in (("model", _PLAIN_MODEL), ("loop", _PLAIN_LOOP)):
+        for key, value in plain.items():
+            if f"{part} {key} {new[part][key]}" in features:
+                new[part][key] = value
+    if "model reuse" in features:
+        new["model"]["reuse"] = []
+    if "cells" in features:
+        new["model"]["cells"] = []
+    return None if new == drawn else new
+
+
+def same_kind(text: str) -> str:
+    """An error's line without what changes from program to program."""
+    return re.sub(r"'[^']*'|\d+|rank \w+", "", text)[:60]
+
+
+def _candidates(drawn: Drawn, way: Way) -> Iterator[tuple[Drawn, Way]]:
+    for model in _models(drawn["model"]):
+        yield {**drawn, "model": model}, _fitting(way, model)
+    for loop in _loops(drawn["loop"]):
+        yield {**drawn, "loop": loop}, way
+    for other in _ways(way, drawn["model"]):
+        yield drawn, other
+
+
+def _models(model: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    blocks = model["blocks"]
+    for number in range(len(blocks) - 1, -1, -1):
+        if len(blocks) > 1:
+            reuse = [min(at, len(blocks) - 2) for at in model["reuse"]]
+            yield {**model, "blocks": blocks[:number] + blocks[number + 1 :], "reuse": reuse}
+    for key, value in _PLAIN_MODEL.items():
+        if model[key] != value:
+            yield {**model, key: value}
+    for number in range(len(model["cells"])):
+        yield {**model, "cells": model["cells"][:number] + model["cells"][number + 1 :]}
+        if model["cells"][number] != "GRUCell":
+            yield {**model, "cells": [*model["cells"][:number], "GRUCell", *model["cells"][number + 1 :]]}
+    for number, node in enumerate(blocks):
+        for other in _nodes(node):
+            yield {**model, "blocks": [*blocks[:number], other, *blocks[number + 1 :]]}
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    if node != LAYER:
+        yield LAYER
+    yield from node["parts"]
+    for number, part in enumerate(node["parts"]):
+        for other in _nodes(part):
+            yield {**node, "parts": [*node["parts"][:number], other, *node["parts"][number + 1 :]]}
+
+
+def _loops(loop: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in loop["features"]:
+        yield {**loop, "features": [other for other in loop["features"] if other != name]}
+    for key, value in _PLAIN_LOOP.items():
+        if loop[key] != value:
+            yield {**loop, key: value}
+    if loop["steps"] > 1:
+        yield {**loop, "steps": loop["steps"] - 1}
+    sizes = loop["micro_batches"]
+    for other in ([2], [2, 2]):
+        if len(other) < len(sizes) or (len(other) == len(sizes) and other != sizes):
+            yield {**loop, "micro_batches": other}
+
+
+def _ways(way: Way, model: dict[str, Any]) -> Iterator[Way]:
+    options = way["options"]
+    for key in ("from_rank", "deferred"):
+        if way.get(key):
+            yield {**way, key: False}
+    if way["ranks"] > 2 and "data_parallel" not in options:
+        yield _fitting({**way, "ranks": 2}, model)
+    if options != {"measure": False}:
+        yield {**way, "options": {"measure": False}}
+    for key in options:
+        if key != "measure":
+            yield {**way, "options": {name: value for name, value in options.items() if name != key}}
+    if "plan" in options:
+        for name, place in options["plan"].items():
+            if place != "rank:0":
+                yield {**way, "options": {**options, "plan": {**options["plan"], name: "rank:0"}}}
+
+
+def _fitting(way: Way, model: dict[str, Any]) -> Way:
+    """A plan by hand for another model or fewer ranks."""
+    plan = way["options"].get("plan")
+    if plan is None:
+        return way
+    names = names_of(model)
+    if model["cells"] and "cells" in plan:
+        names = [name for name in names if not name.startswith("cells")] + ["cells"]
+    places = {name: min(int(plan.get(name, "rank:0").split(":")[1]), way["ranks"] - 1) for name in names}
+    return {**way, "options": {**way["options"], "plan": {name: f"rank:{rank}" for name, rank in places.items()}}}
