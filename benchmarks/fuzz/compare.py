@@ -24,7 +24,7 @@ _SIMPLE = (bool, int, float, str, type(None))
 class Observed:
     """What one rank has seen: values that the loop recorded, and what is left at the end."""
 
-    recorded: list[tuple[str, Any]]
+    recorded: list[Any]
     state: dict[str, Any]
     attributes: dict[str, Any]
     generators: str
@@ -47,8 +47,8 @@ class Outcome:
 
 def observed(train: Callable[..., Any], model: Any, printed: list[str]) -> Observed:
     """Trains, and takes down what there is to see."""
-    recorded: list[tuple[str, Any]] = []
-    train(model, lambda name, value: recorded.append((name, data_of(value))))
+    recorded: list[Any] = []
+    train(model, lambda name, value: recorded.append([name, data_of(value)]))
     return Observed(
         recorded=recorded,
         state={name: data_of(value) for name, value in model.state_dict().items()},

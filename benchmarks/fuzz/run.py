@@ -181,7 +181,11 @@ class Search:
             words = [word.split()[-1] for word in sorted(finding.features) if word.split()[0] in ("block", "feature", "cell", "loop")]
             finding.file = f"{finding.kind}_{number}_{'_'.join(words[:3]) or 'plain'}.py"
             (self.out / finding.file).write_text(standalone(small, small_way, head))
-            line = f"- {finding.file}: {finding.kind}, {', '.join(sorted(finding.features))}: {text[:200]}\n"
+            confirmed = worker.ask("confirm", str(self.out / finding.file), small_way["ranks"]).get("confirmed", "not tried")
+            head += f"\n{confirmed}"
+            (self.out / finding.file).write_text(standalone(small, small_way, head))
+            often = f"{len(kept)}/{NUM_REPEATS} runs; {confirmed}"
+            line = f"- {finding.file}: {finding.kind}, {', '.join(sorted(finding.features))} ({often}): {text[:200]}\n"
             with (self.out / "INDEX.md").open("a") as index:
                 index.write(line)
 

@@ -12,7 +12,7 @@ from benchmarks.fuzz.models import Node, names_of, nodes_of
 Drawn = dict[str, Any]
 Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
-MOST_TRIES = 150
+MOST_TRIES = 70
 _PLAIN_MODEL = {
     "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "input": "floats", "head": "linear",
     "result": "tensor",
@@ -90,6 +90,26 @@ def same_kind(text: str) -> str:
 
 
 def _candidates(drawn: Drawn, way: Way) -> Iterator[tuple[Drawn, Way]]:
+    """Much at once first, then single parts."""
+    model, loop = drawn["model"], drawn["loop"]
+    short = {**loop, "steps": min(2, loop["steps"]), "micro_batches": loop["micro_batches"][:2]}
+    plain_loop = {**loop, **_PLAIN_LOOP, "features": []}
+    plain_model = {**model, **_PLAIN_MODEL}
+    bare = [LAYER for _ in model["blocks"]]
+    if way["options"] != {"measure": False}:
+        yield drawn, {**way, "ranks": max(2, way["ranks"]), "options": {"measure": False}}
+    if plain_loop != loop:
+        yield {**drawn, "loop": plain_loop}, way
+    if plain_model != model:
+        yield {**drawn, "model": plain_model}, _fitting(way, plain_model)
+    if model["blocks"] != bare:
+        yield {**drawn, "model": {**model, "blocks": bare}}, way
+    for node in model["blocks"]:
+        if len(model["blocks"]) > 2 and node != LAYER:
+            only = {**model, "blocks": [LAYER, node], "reuse": []}
+            yield {**drawn, "model": only}, _fitting(way, only)
+    if short != loop:
+        yield {**drawn, "loop": short}, way
     for model in _models(drawn["model"]):
         yield {**drawn, "model": model}, _fitting(way, model)
     for loop in _loops(drawn["loop"]):

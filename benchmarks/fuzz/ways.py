@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,12 +102,11 @@ class Printed:
         del self.lines[threading.get_ident()]
 
 
-def module_of(text: str, name: str) -> Callable[[], types.ModuleType]:
+def module_of(text: str, name: str, *, write: bool = True) -> Callable[[], types.ModuleType]:
     """A function that makes the program's module anew: each rank has its own globals and classes."""
-    folder = tempfile.gettempdir()
-    file = os.path.join(folder, f"{name}.py")
-    with open(file, "w") as out:
-        out.write(text)
+    file = os.path.join(tempfile.gettempdir(), f"{name}.py")
+    if write:
+        Path(file).write_text(text)
     code = compile(text, file, "exec")
 
     def make() -> types.ModuleType:
@@ -130,12 +131,21 @@ def run_plainly(make: Callable[[], types.ModuleType], *, dtype: torch.dtype = to
 
 
 def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:
-    """What the program shows on each rank."""
+    """What the program shows on each rank.
+
+    Groups are divided where processes find each other, so those of `data_parallel` are processes.
+    """
     import farspan
     from tests.support.ranks import run_threads
 
+    if "data_parallel" in way["options"]:
+        return _run_as_processes(make, way)
+
     modules = [make() for _ in range(way["ranks"])]
-    models = [None if way.get("deferred") else module.build() for module in modules]
+    models: list[Any] = []
+    for module in modules:  # one after the other: threads share torch's generator
+        with farspan.deferred_init() if way.get("deferred") else contextlib.nullcontext():
+            models.append(module.build())
     cache = tempfile.mkdtemp()
     os.environ["XDG_CACHE_HOME"] = cache  # no plan is found that an earlier run has kept
 
@@ -145,9 +155,6 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
             group = farspan.rank()
             module.__dict__["GIVEN"] = lambda batch: farspan.from_rank(0, batch if group == 0 else None)
         with printing().kept() as printed:
-            if model is None:
-                with farspan.deferred_init():
-                    model = module.build()
             model = farspan.distribute(model, **way["options"])
             return observed(module.train, model, printed)
 
@@ -156,6 +163,21 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
     finally:
         shutil.rmtree(cache, ignore_errors=True)
         _forget()
+
+
+def _run_as_processes(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:
+    from tests.support.ranks import run_processes
+
+    file = make().__file__
+    words = [str(file), json.dumps(way)]
+    finished = run_processes(
+        way["ranks"], Path(__file__).parent / "rank.py", words, timeout_s=DEADLINE_S + PATIENCE_S,
+        environment={"FARSPAN_DEADLINE": str(DEADLINE_S)},
+    )  # fmt: skip
+    for process in finished:
+        if process.code:
+            raise RuntimeError(process.stderr.strip().splitlines()[-1] if process.stderr.strip() else str(process.code))
+    return [Observed(**json.loads(process.stdout.splitlines()[-1])) for process in finished]
 
 
 def _forget() -> None:

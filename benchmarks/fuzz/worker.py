@@ -78,6 +78,24 @@ def outcome(drawn: dict[str, Any], way: dict[str, Any], plain: Any, name: str) -
     return compare(plain, ranks, exact)
 
 
+def as_processes(file: str, num_ranks: int) -> str:
+    """How a file that runs alone differs where ranks are processes: rank 0's lines against the plain ones."""
+    from tests.support.ranks import run_processes
+
+    cache = {"XDG_CACHE_HOME": tempfile.mkdtemp(), "FARSPAN_DEADLINE": "20"}
+    (plain,) = run_processes(1, file, timeout_s=60.0, environment=cache)
+    try:
+        first, *_ = ranks = run_processes(num_ranks, file, ["--farspan"], timeout_s=60.0, environment=cache)
+    except AssertionError:
+        return "processes do not end"
+    if any(one.code for one in ranks):
+        text = next(one for one in ranks if one.code).stderr.strip().splitlines()
+        return f"processes end in: {next((line for line in text if 'Error' in line), '')[:160]}"
+    wanted, found = plain.stdout.splitlines(), first.stdout.splitlines()
+    number = sum(a != b for a, b in zip(wanted, found, strict=False)) + abs(len(wanted) - len(found))
+    return f"as processes {number} of {len(wanted)} lines differ"
+
+
 def serve(connection: Connection, folder: str) -> None:
     """Answers tasks until None comes: ("run", seed, number) or ("try", drawn, way)."""
     log = os.open(os.path.join(folder, f"worker_{os.getpid()}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -95,6 +113,8 @@ def serve(connection: Connection, folder: str) -> None:
 
 def _answer(task: tuple[Any, ...], count: int) -> dict[str, Any]:
     began = time.process_time()
+    if task[0] == "confirm":
+        return {"confirmed": as_processes(*task[1:])}
     if task[0] == "run":
         _, seed, number = task
         drawn, plain = drawn_with_plain(seed, number)
