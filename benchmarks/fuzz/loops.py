@@ -5,7 +5,9 @@
         step_start
         for size:                       the micro-batches
             micro_start
-            result = model(x); loss = ..
+            result = model(x)
+            output
+            loss = ..
             loss                        reads it, or makes another one of it
             backward                    one of BACKWARDS
             micro_end
@@ -49,6 +51,54 @@ CARRIES = {
     "data": "state = {}",
 }
 FEATURES: dict[str, dict[str, list[str]]] = {
+    "early backward": {"output": ["out.abs().mean().mul(0.1).backward(retain_graph=True)"]},
+    "early cut": {"output": ["seen = out.detach().abs().mean()"], "before_step": ['record("early", seen.item())']},
+    "output in place": {"output": ["out = out.mul_(0.5)"]},
+    "output written": {"output": ["out = out.clone()", "out[:, 0] = out[:, -1].detach()"]},
+    "output chunks": {"output": ["out = torch.cat([part * 0.5 for part in out.chunk(2)])"]},
+    "chosen rows": {"loss": ["loss = loss + 0.1 * out[y == 0].sum()"]},
+    "mask of output": {"loss": ["loss = loss + out[out > 0].mean()"]},
+    "part called": {"loss": ["loss = loss + last(model)(hidden.detach()).square().mean()"]},
+    "first part called": {"loss": ["loss = loss + 0.1 * model.embed(x).square().mean()"]},
+    "stops early": {"micro_end": ["if loss.item() > 1.0:", "    break"]},
+    "new gradients": {
+        "before_step": ["for p in model.parameters():", "    if p.grad is not None:", "        p.grad = p.grad * 2"]
+    },
+    "no first gradient": {"before_step": ["first(model).grad = None"]},
+    "new data": {"after_step": ["for p in model.parameters():", "    p.data = p.data * 0.9"]},
+    "sharpness": {
+        "before_step": [
+            "with torch.no_grad():",
+            "    saved_w = [p.clone() for p in model.parameters()]",
+            "    for p in model.parameters():",
+            "        if p.grad is not None:",
+            "            p.add_(p.grad, alpha=0.05)",
+            "optimizer.zero_grad()",
+            "call(model, x).square().mean().backward()",
+            "with torch.no_grad():",
+            "    for p, w in zip(model.parameters(), saved_w):",
+            "        p.copy_(w)",
+        ]
+    },
+    "gradient memory": {
+        "setup": ["memory = {}"],
+        "before_step": [
+            "for name, p in model.named_parameters():",
+            "    if p.grad is not None:",
+            "        p.grad.add_(memory.get(name, torch.zeros_like(p)), alpha=0.5)",
+            "        memory[name] = p.grad.detach().clone()",
+        ],
+    },
+    "old outputs": {
+        "setup": ["olds = []"],
+        "loss": ["loss = loss + 0.1 * sum((out.mean() - old).square() for old in olds[-2:])"],
+        "micro_end": ["olds.append(out.detach().mean())"],
+    },
+    "old outputs in a dictionary": {
+        "setup": ["old_of = {}"],
+        "loss": ["loss = loss + 0.1 * (out.mean() - old_of.get('mean', 0.0)).square()"],
+        "micro_end": ["old_of['mean'] = out.detach().mean()"],
+    },
     "reads loss at once": {"loss": ['record("at once", loss.item())']},
     "reads loss after backward": {"micro_end": ['record("after backward", loss.item())']},
     "reads output": {"loss": ['record("mean", out.detach().mean().item())']},
@@ -215,6 +265,8 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
         "carry": rng.choice(sorted(CARRIES)),
         "fresh": rng.random() < 0.5,
         "autocast": rng.random() < 0.06,
+        "mean": rng.random() < 0.6,
+        "keeps": rng.random() < 0.5,
         "features": sorted(features),
     }
 
@@ -235,7 +287,9 @@ def train_text(model: dict[str, Any], loop: dict[str, Any]) -> str:
         body += [*_gradient_lines(model, loop), *_at("before_step", loop)]
         body += ["scaler.step(optimizer)", "scaler.update()"] if loop["backward"] == "scaled" else ["optimizer.step()"]
         body += ["second_optimizer.step()"] if loop["split"] else []
-    body += [*_at("after_step", loop), 'record("loss", loss.item())']
+    keeps = loop["keeps"] and not closure
+    read = 'record("losses", [loss.item() for loss in losses])' if keeps else 'record("loss", loss.item())'
+    body += [*_at("after_step", loop), read]
     lines += [f"for step in range({loop['steps']}):", *_indented(body), *_at("end", loop)]
     return "\n".join(["def train(model, record):", *_indented(lines)])
 
@@ -259,14 +313,16 @@ def _gradient_lines(model: dict[str, Any], loop: dict[str, Any]) -> list[str]:
     lines += _at("step_start", loop)
     if model["cells"] and (loop["fresh"] or closure):
         lines.append("state = None")
+    lines += ["losses = []"] if loop["keeps"] and not closure else []
     late = loop["backward"] == "late"
     lines += ["total = 0.0"] if late or closure else []
     body = [] if closure else ["x, y = batch(size, generator)"]
     body += _at("micro_start", loop) + _forward_lines(model, loop)
-    body += [f"loss = loss / {number}"] if number > 1 else []
+    body += [f"loss = loss / {number}"] if number > 1 and loop["mean"] else []
     body += [*_at("loss", loop), *BACKWARDS[loop["backward"]]]
     body += ["total = total + loss.detach()"] if closure and not late else []
     body += ([] if late else _carry_lines(model, loop)) + _at("micro_end", loop)
+    body += ["losses.append(loss)"] if loop["keeps"] and not closure else []
     if closure:
         lines += ["for x, y in batches:", *_indented(body), *(["total.backward()"] if late else [])]
     else:
@@ -286,6 +342,7 @@ def _forward_lines(model: dict[str, Any], loop: dict[str, Any]) -> list[str]:
         "pair": ["out, hidden = result"],
         "dict": ['out, hidden = result["out"], result["hidden"]'],
     }[model["result"]]
+    lines += _at("output", loop)
     flat = "out.flatten(0, 1)"
     lines.append(
         "loss = F.mse_loss(out, F.one_hot(y, V).to(out.dtype))"

@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 DEPTH = 2
 RARE = ("Slow", "Printing", "Spectral", "Experts", "LongShort", "ClassCount", "KeptNumbers", "Encoder", "Reentrant")
-DRAWING = ("Dropped", "Noise")
+DRAWING = ("Dropped", "Noise", "OwnGenerator")
 """Kinds that draw random numbers."""
 BATCH_WIDE = ("BatchNorm",)
 HOLDERS = ("list", "sequential", "dict", "own")
@@ -52,7 +52,7 @@ def draw_node(rng: random.Random, depth: int = DEPTH) -> Node:
 
 def draw_model(rng: random.Random) -> dict[str, Any]:
     """A model of two to six blocks."""
-    blocks = [draw_node(rng) for _ in range(rng.choice((1, 2, 3, 3, 4, 5)))]
+    blocks = [draw_node(rng) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5)))]
     blocks.insert(rng.randrange(len(blocks) + 1), {"kind": "Layer", "parts": []})
     return {
         "blocks": blocks,
@@ -61,6 +61,7 @@ def draw_model(rng: random.Random) -> dict[str, Any]:
         "holder": rng.choice(HOLDERS),
         "cells": [rng.choice(sorted(CELLS)) for _ in range(rng.choice((1, 2, 2)))] if rng.random() < 0.25 else [],
         "state": rng.choice(("tuple", "list", "dict")),
+        "cells at": rng.choice(("join", "end", "start")),
         "input": rng.choice(("floats", "ids")),
         "head": rng.choice(("linear", "tied", "bare")),
         "result": rng.choice(("tensor", "tensor", "pair", "dict")),
@@ -95,8 +96,9 @@ def classes_text(model: dict[str, Any]) -> str:
     """The classes of the blocks."""
     used = kinds_of(model)
     texts = [text for name, (text, _) in kinds().items() if name in used]
-    if "OwnFunction" in used:
-        texts.insert(0, kinds()["Doubled"][0])
+    for name, other in (("OwnFunction", "Doubled"), ("Logged", "Logs")):
+        if name in used and other not in used:
+            texts.insert(0, kinds()[other][0])
     return "\n\n\n".join(texts)
 
 
@@ -127,7 +129,10 @@ def _constructor_lines(model: dict[str, Any]) -> list[str]:
 
 
 def _forward_lines(model: dict[str, Any]) -> list[str]:
-    lines = ["h = self.embed(x)"]
+    where = model["cells at"] if model["cells"] else ""
+    is_first = where == "start" and model["input"] == "floats"
+    lines = [*(_cell_lines(model, "x[:, 0]") if is_first else []), "h = self.embed(x)"]
+    lines += ["h = h + c.unsqueeze(1)"] if is_first else []
     skip = model["skip"]
     if skip:
         lines.append("first = h")
@@ -144,7 +149,9 @@ def _forward_lines(model: dict[str, Any]) -> list[str]:
             lines += [f"h = self.block{number}(h)" for number in numbers]
     if skip:
         lines.append("h = h + first")
-    lines += _cell_lines(model)
+    if where and not is_first:
+        lines += _cell_lines(model, "h.mean(1)")
+        lines.append("h = c.unsqueeze(1).expand_as(h)" if where == "end" else "h = h + c.unsqueeze(1)")
     tied = model["head"] == "tied" and model["input"] == "ids"
     lines.append("out = F.linear(h, self.embed.weight)" if tied else "out = self.head(h)")
     result = {"tensor": "out", "pair": "(out, h)", "dict": '{"out": out, "hidden": h}'}[model["result"]]
@@ -153,11 +160,9 @@ def _forward_lines(model: dict[str, Any]) -> list[str]:
     return [f"    def forward({arguments}):", *(f"        {line}" for line in lines)]
 
 
-def _cell_lines(model: dict[str, Any]) -> list[str]:
-    """Each cell takes the mean over time, or what the cell before gave, and its own part of the state."""
-    if not model["cells"]:
-        return []
-    lines, parts, at = ["c = h.mean(1)"], [], 0
+def _cell_lines(model: dict[str, Any], start: str) -> list[str]:
+    """Each cell takes what the cell before gave, the first one `start`, and its own part of the state."""
+    lines, parts, at = [f"c = {start}"], [], 0
     key = (lambda number: f'state["{number}"]') if model["state"] == "dict" else (lambda number: f"state[{number}]")
     for number, kind in enumerate(model["cells"]):
         if CELLS[kind] == 1:
@@ -171,7 +176,7 @@ def _cell_lines(model: dict[str, Any]) -> list[str]:
         "list": f"[{', '.join(parts)}]",
         "dict": "{" + ", ".join(f'"{number}": {part}' for number, part in enumerate(parts)) + "}",
     }[model["state"]]
-    return [*lines, f"state = {made}", "h = h + c.unsqueeze(1)"]
+    return [*lines, f"state = {made}"]
 
 
 def state_size(model: dict[str, Any]) -> int:

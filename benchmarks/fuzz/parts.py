@@ -416,3 +416,72 @@ class Tied(nn.Module):
 class Chain(nn.Sequential):
     def __init__(self, a, b):
         super().__init__(a, b)
+
+
+class Maxed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        values, _ = self.f(x).topk(2, -1)
+        return x + values.sum(-1, keepdim=True)
+
+
+class Selected(nn.Module):
+    """Where a mask of the data says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        h = self.f(x)
+        h = h.masked_fill(x > 1.0, 0.5)
+        return h + h[h > 0].mean()
+
+
+class WiderInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        return torch.softmax(self.f(x).double(), -1).to(x.dtype) * 2
+
+
+class Evaluated(nn.Module):
+    """Its block is in eval mode whatever the model is in."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        self.inner.eval()
+        return self.inner(x)
+
+
+class Crossed(nn.Module):
+    """Two blocks that take each other's results, some cut."""
+
+    def __init__(self, a, b):
+        super().__init__()
+        self.a, self.b = a, b
+
+    def forward(self, x):
+        left, right = self.a(x), self.b(x)
+        return self.b(left.detach()) + self.a(right) * 0.5
+
+
+class ByName(nn.Module):
+    """Passes a dictionary on."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.out = inner, nn.Linear(W, W)
+
+    def forward(self, x):
+        values = {"x": x}
+        values["h"] = self.inner(values.pop("x"))
+        return self.out(input=values["h"]) + values["h"]

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Worker:
             self.stop()
             context = multiprocessing.get_context("spawn")
             self.connection, other = context.Pipe()
-            self.process = context.Process(target=serve, args=(other, self.folder), daemon=True)
+            self.process = context.Process(target=serve, args=(other, self.folder))
             self.process.start()
             other.close()
             self.count = 0
@@ -96,6 +97,10 @@ class Search:
         self.rows: list[dict[str, Any]] = []
         self.findings: list[Finding] = []
         self.lock = threading.Lock()
+        self.known_file = out / "known.json" if out else None
+        if self.known_file and self.known_file.exists():
+            for one in json.loads(self.known_file.read_text()):
+                self.findings.append(Finding(**{**one, "features": {*one["features"]}}))
 
     def run(self, numbers: list[int], num_workers: int = NUM_WORKERS) -> None:
         waiting = iter(numbers)
@@ -106,6 +111,9 @@ class Search:
                 try:
                     while (number := self._next(waiting)) is not None:
                         self._run_one(worker, number)
+                except BaseException:
+                    traceback.print_exc()
+                    raise
                 finally:
                     worker.stop()
 
@@ -188,6 +196,9 @@ class Search:
             line = f"- {finding.file}: {finding.kind}, {', '.join(sorted(finding.features))} ({often}): {text[:200]}\n"
             with (self.out / "INDEX.md").open("a") as index:
                 index.write(line)
+            with self.lock:
+                known = [{**dataclasses.asdict(one), "features": sorted(one.features)} for one in self.findings]
+                self.out.joinpath("known.json").write_text(json.dumps(known, indent=1))
 
     def _known(self, drawn: dict[str, Any], way: dict[str, Any], outcome: Any) -> Finding | None:
         has = features_of(drawn, way)

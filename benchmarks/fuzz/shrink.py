@@ -14,12 +14,12 @@ Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
 MOST_TRIES = 70
 _PLAIN_MODEL = {
-    "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "input": "floats", "head": "linear",
+    "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "cells at": "join", "input": "floats", "head": "linear",
     "result": "tensor",
 }  # fmt: skip
 _PLAIN_LOOP = {
     "optimizer": "SGD", "split": False, "backward": "plain", "loss": "mse", "carry": "detach", "fresh": True,
-    "autocast": False,
+    "autocast": False, "mean": True, "keeps": False,
 }  # fmt: skip
 
 
@@ -54,10 +54,10 @@ def features_of(drawn: Drawn, way: Way) -> set[str]:
     """What a program has that the plainest one has not."""
     model, loop = drawn["model"], drawn["loop"]
     found = {f"block {node['kind']}" for node in nodes_of(model["blocks"]) if node["kind"] != "Layer"}
-    found |= {f"model {key} {model[key]}" for key, plain in _PLAIN_MODEL.items() if model[key] != plain and key not in ("cells", "reuse")}
+    found |= {f"model {key} {model[key]}" for key, plain in _PLAIN_MODEL.items() if model[key] != plain and key not in ("cells", "reuse", *(() if model["cells"] else ("state", "cells at")))}
     found |= {"model reuse"} if model["reuse"] else set()
     found |= {f"cell {kind}" for kind in model["cells"]} | ({"cells"} if model["cells"] else set())
-    found |= {f"loop {key} {loop[key]}" for key, plain in _PLAIN_LOOP.items() if loop[key] != plain}
+    found |= {f"loop {key} {loop[key]}" for key, plain in _PLAIN_LOOP.items() if loop[key] != plain and (model["cells"] or key not in ("carry", "fresh"))}
     found |= {f"feature {name}" for name in loop["features"]}
     found |= {"micro-batches"} if len(loop["micro_batches"]) > 1 else set()
     found |= {f"way {key}" for key in way["options"]} | {f"way {key}" for key in ("deferred", "from_rank") if way.get(key)}

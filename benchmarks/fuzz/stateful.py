@@ -10,6 +10,7 @@ from torch import nn
 
 W = 8
 CALLS = contextvars.ContextVar("CALLS", default=0)
+COUNTS: list[int] = []
 
 
 class Counted(nn.Module):
@@ -260,3 +261,148 @@ class ClassCount(nn.Module):
     def forward(self, x):
         type(self).total += 1
         return torch.tanh(self.f(x)) / self.total
+
+
+class LastTwo(nn.Module):
+    """A list of what it made in the last two calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.kept = nn.Linear(W, W), []
+
+    def forward(self, x):
+        h = torch.tanh(self.f(x))
+        self.kept = [*self.kept[-1:], h.detach().mean((0, 1))]
+        return h + sum(self.kept) / len(self.kept)
+
+
+class StateTable(nn.Module):
+    """A cell whose state is in a dictionary, cut by detach_() before it is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.table = nn.GRUCell(W, W), {}
+
+    def forward(self, x):
+        h = x.mean((0, 1)).unsqueeze(0)
+        state = self.table["state"].detach_() if "state" in self.table else torch.zeros_like(h)
+        self.table["state"] = self.cell(h, state)
+        return x + self.table["state"].unsqueeze(1)
+
+
+class Enclosed(nn.Module):
+    """Counts in a variable around a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, count = nn.Linear(W, W), 0
+
+        def counted():
+            nonlocal count
+            count += 1
+            return count
+
+        self.counted = counted
+
+    def forward(self, x):
+        return torch.tanh(self.f(x)) / self.counted()
+
+
+class GlobalCount(nn.Module):
+    """Counts in a list of the program's."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        COUNTS.append(len(COUNTS))
+        return torch.tanh(self.f(x)) / len(COUNTS)
+
+
+class OwnGenerator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.generator = nn.Linear(W, W), torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return torch.tanh(self.f(x)) + 0.1 * torch.rand(W, generator=self.generator)
+
+
+class Logged(nn.Module):
+    """Its part appends to a list that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.log = Logs(), []
+
+    def forward(self, x):
+        h = self.part(x, self.log)
+        return h / len(self.log)
+
+
+class Logs(nn.Module):
+    """Takes a list beside its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x, log=None):
+        h = torch.tanh(self.f(x))
+        if log is not None:
+            log.append(h.detach().mean())
+        return h
+
+
+class Clamped(nn.Module):
+    """Writes into its weight in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.f.weight.clamp_(-0.3, 0.3)
+        return torch.tanh(self.f(x))
+
+
+class FirstScale(nn.Module):
+    """Sets itself up from its first data."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.scale = nn.Linear(W, W), None
+
+    def forward(self, x):
+        h = self.f(x)
+        if self.scale is None:
+            self.scale = 1.0 / (h.detach().std() + 1.0)
+        return h * self.scale
+
+
+class Warmup(nn.Module):
+    """Does something else after its third call."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.g = nn.Linear(W, W), nn.Linear(W, W)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.f(x) if self.calls < 4 else self.g(x))
+
+
+class Replaced(nn.Module):
+    """Its plain tensor takes what `.data` holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.mean = nn.Linear(W, W), torch.zeros(W)
+
+    def forward(self, x):
+        h = torch.tanh(self.f(x))
+        self.mean.data.lerp_(h.data.mean((0, 1)), 0.5)
+        return h - self.mean

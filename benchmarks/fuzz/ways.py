@@ -39,16 +39,19 @@ def _draw_other(rng: random.Random, model: dict[str, Any], *, exact: bool) -> Wa
     ranks = rng.choice((1, 2, 2, 2, 3, 3, 4))
     way: Way = {"ranks": ranks, "options": {}}
     options = way["options"]
-    kinds = ["measure", "measure", "plan", "plan", "plan", "schedule", "remat", "data", "shard"]
-    kind = rng.choice(kinds if exact else [*kinds, "micro_batches", "tensor"])
+    kinds = ["measure", "measure", "plan", "plan", "plan", "schedule", "remat"]
+    kind = rng.choice(kinds if exact else [*kinds, "data", "shard", "micro_batches", "tensor"])
     match kind:
         case "measure":
             options["measure"] = False
         case "plan":
-            options["plan"] = {name: f"rank:{rng.randrange(ranks)}" for name in names_of(model)}
+            names = names_of(model)
             if model["cells"] and rng.random() < 0.5:
-                options["plan"] = {key: rank for key, rank in options["plan"].items() if not key.startswith("cells")}
-                options["plan"]["cells"] = f"rank:{rng.randrange(ranks)}"
+                names = [*(name for name in names if not name.startswith("cells")), "cells"]
+            ranks = way["ranks"] = min(ranks, len(names))
+            places = [*range(ranks), *(rng.randrange(ranks) for _ in names[ranks:])]
+            rng.shuffle(places)
+            options["plan"] = {name: f"rank:{place}" for name, place in zip(names, places, strict=True)}
         case "schedule":
             options |= {"schedule": rng.choice(("auto", "zero-bubble", "1f1b", "gpipe")), "measure": False}
         case "remat":

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -103,12 +104,19 @@ def serve(connection: Connection, folder: str) -> None:
     tempfile.tempdir = folder
     prepare()
     count = 0
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     while (task := connection.recv()) is not None:
         count += 1
         try:
             connection.send(_answer(task, count))
         except Exception:
             connection.send({"failed": traceback.format_exc()})
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _answer(task: tuple[Any, ...], count: int) -> dict[str, Any]:
