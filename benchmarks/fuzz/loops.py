@@ -385,7 +385,7 @@ def helpers_text(model: dict[str, Any]) -> str:
         "",
         "",
         "def last(model):",
-        "    return list(model.children())[-1]",
+        "    return getattr(model, "head", model.embed)",
         "",
         "",
         "def call(model, x):",

@@ -64,6 +64,7 @@ def draw_model(rng: random.Random) -> dict[str, Any]:
         "cells at": rng.choice(("join", "end", "start")),
         "input": rng.choice(("floats", "ids")),
         "head": rng.choice(("linear", "tied", "bare")),
+        "head at": rng.choice(("last", "last", "first")),
         "result": rng.choice(("tensor", "tensor", "pair", "dict")),
     }
 
@@ -124,7 +125,8 @@ def _constructor_lines(model: dict[str, Any]) -> list[str]:
         lines.append(f"self.cells = nn.ModuleList([{', '.join(f'nn.{kind}(W, W)' for kind in model['cells'])}])")
     tied = model["head"] == "tied" and model["input"] == "ids"
     if not tied:
-        lines.append("self.head = nn.Linear(W, V)" if model["head"] != "bare" else "self.head = nn.Linear(W, V, False)")
+        at = 1 if model["head at"] == "first" else len(lines)
+        lines.insert(at, f"self.head = nn.Linear(W, V{', False' if model['head'] == 'bare' else ''})")
     return ["    def __init__(self):", "        super().__init__()", *(f"        {line}" for line in lines)]
 
 

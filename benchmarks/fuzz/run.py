@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
 from benchmarks.fuzz.program import standalone  # noqa: E402
-from benchmarks.fuzz.shrink import features_of, same_kind, shrink, without  # noqa: E402
+from benchmarks.fuzz.shrink import features_of, fitting, same_kind, shrink, without  # noqa: E402
 from benchmarks.fuzz.ways import in_words  # noqa: E402
 from benchmarks.fuzz.worker import serve  # noqa: E402
 
@@ -156,6 +156,7 @@ class Search:
             cleaned = without(drawn, known.features)
             if cleaned is None:
                 return
+            way = fitting(way, cleaned["model"])
             answer = worker.ask("try", cleaned, [way])
             if not answer.get("outcomes") or answer["outcomes"][0]["kind"] not in FINDINGS:
                 return
@@ -207,7 +208,7 @@ class Search:
                 same = finding.kind == outcome["kind"] and (
                     finding.kind in ("wrong", "printed") or same_kind(finding.text) == same_kind(outcome["text"])
                 )
-                if same and finding.features - {"way measure"} <= has | {"way measure"}:
+                if same and finding.features <= has:
                     return finding
         return None
 

@@ -14,7 +14,7 @@ Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
 MOST_TRIES = 70
 _PLAIN_MODEL = {
-    "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "cells at": "join", "input": "floats", "head": "linear",
+    "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "cells at": "join", "input": "floats", "head": "linear", "head at": "last",
     "result": "tensor",
 }  # fmt: skip
 _PLAIN_LOOP = {
@@ -53,14 +53,16 @@ def shrink(drawn: Drawn, way: Way, stays: Callable[[Drawn, Way], bool], most: in
 def features_of(drawn: Drawn, way: Way) -> set[str]:
     """What a program has that the plainest one has not."""
     model, loop = drawn["model"], drawn["loop"]
+    idle = {"cells", "reuse", *(() if model["cells"] else ("state", "cells at", "carry", "fresh"))}
     found = {f"block {node['kind']}" for node in nodes_of(model["blocks"]) if node["kind"] != "Layer"}
-    found |= {f"model {key} {model[key]}" for key, plain in _PLAIN_MODEL.items() if model[key] != plain and key not in ("cells", "reuse", *(() if model["cells"] else ("state", "cells at")))}
+    for part, plain in (("model", _PLAIN_MODEL), ("loop", _PLAIN_LOOP)):
+        found |= {f"{part} {key} {drawn[part][key]}" for key in plain if drawn[part][key] != plain[key] and key not in idle}
     found |= {"model reuse"} if model["reuse"] else set()
     found |= {f"cell {kind}" for kind in model["cells"]} | ({"cells"} if model["cells"] else set())
-    found |= {f"loop {key} {loop[key]}" for key, plain in _PLAIN_LOOP.items() if loop[key] != plain and (model["cells"] or key not in ("carry", "fresh"))}
     found |= {f"feature {name}" for name in loop["features"]}
     found |= {"micro-batches"} if len(loop["micro_batches"]) > 1 else set()
-    found |= {f"way {key}" for key in way["options"]} | {f"way {key}" for key in ("deferred", "from_rank") if way.get(key)}
+    found |= {f"way {key}" for key in way["options"] if key != "measure"}
+    found |= {f"way {key}" for key in ("deferred", "from_rank") if way.get(key)}
     if not {"measure", "plan", "remat"} & {*way["options"]} and way["ranks"] > 1:
         found.add("way measured")
     return found
@@ -101,17 +103,17 @@ def _candidates(drawn: Drawn, way: Way) -> Iterator[tuple[Drawn, Way]]:
     if plain_loop != loop:
         yield {**drawn, "loop": plain_loop}, way
     if plain_model != model:
-        yield {**drawn, "model": plain_model}, _fitting(way, plain_model)
+        yield {**drawn, "model": plain_model}, fitting(way, plain_model)
     if model["blocks"] != bare:
         yield {**drawn, "model": {**model, "blocks": bare}}, way
     for node in model["blocks"]:
         if len(model["blocks"]) > 2 and node != LAYER:
             only = {**model, "blocks": [LAYER, node], "reuse": []}
-            yield {**drawn, "model": only}, _fitting(way, only)
+            yield {**drawn, "model": only}, fitting(way, only)
     if short != loop:
         yield {**drawn, "loop": short}, way
     for model in _models(drawn["model"]):
-        yield {**drawn, "model": model}, _fitting(way, model)
+        yield {**drawn, "model": model}, fitting(way, model)
     for loop in _loops(drawn["loop"]):
         yield {**drawn, "loop": loop}, way
     for other in _ways(way, drawn["model"]):
@@ -165,7 +167,7 @@ def _ways(way: Way, model: dict[str, Any]) -> Iterator[Way]:
         if way.get(key):
             yield {**way, key: False}
     if way["ranks"] > 2 and "data_parallel" not in options:
-        yield _fitting({**way, "ranks": 2}, model)
+        yield fitting({**way, "ranks": 2}, model)
     if options != {"measure": False}:
         yield {**way, "options": {"measure": False}}
     for key in options:
@@ -174,16 +176,22 @@ def _ways(way: Way, model: dict[str, Any]) -> Iterator[Way]:
     if "plan" in options:
         for name, place in options["plan"].items():
             if place != "rank:0":
-                yield {**way, "options": {**options, "plan": {**options["plan"], name: "rank:0"}}}
+                other = {**options["plan"], name: "rank:0"}
+                if len({*other.values()}) == way["ranks"]:
+                    yield {**way, "options": {**options, "plan": other}}
 
 
-def _fitting(way: Way, model: dict[str, Any]) -> Way:
+def fitting(way: Way, model: dict[str, Any]) -> Way:
     """A plan by hand for another model or fewer ranks."""
+    names = names_of(model)
+    if "data_parallel" not in way["options"]:
+        way = {**way, "ranks": min(way["ranks"], len(names))}
     plan = way["options"].get("plan")
     if plan is None:
         return way
-    names = names_of(model)
     if model["cells"] and "cells" in plan:
         names = [name for name in names if not name.startswith("cells")] + ["cells"]
     places = {name: min(int(plan.get(name, "rank:0").split(":")[1]), way["ranks"] - 1) for name in names}
+    missing = [rank for rank in range(way["ranks"]) if rank not in places.values()]
+    places |= dict(zip(reversed(places), missing, strict=False))  # each rank has something
     return {**way, "options": {**way["options"], "plan": {name: f"rank:{rank}" for name, rank in places.items()}}}

@@ -32,7 +32,10 @@ def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -
     """Two ways: one with the first step measured, as by default, and another."""
     draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
     default: Way = {"ranks": rng.choice((2, 2, 2, 3, 3, 4)), "options": {}}
-    return [default, _draw_other(rng, model, exact=draws or loop["optimizer"] == "LBFGS")]
+    for way in (ways := [default, _draw_other(rng, model, exact=draws or loop["optimizer"] == "LBFGS")]):
+        if "data_parallel" not in way["options"]:
+            way["ranks"] = min(way["ranks"], len(names_of(model)))
+    return ways
 
 
 def _draw_other(rng: random.Random, model: dict[str, Any], *, exact: bool) -> Way:
@@ -138,8 +141,9 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
 
     Groups are divided where processes find each other, so those of `data_parallel` are processes.
     """
-    import farspan
     from tests.support.ranks import run_threads
+
+    import farspan
 
     if "data_parallel" in way["options"]:
         return _run_as_processes(make, way)

@@ -1,0 +1,85 @@
+"""benchmarks/fuzz: programs that are equal today stay so; a difference is made small, and written as a file that runs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.fuzz import worker
+from benchmarks.fuzz.compare import Observed, Outcome, compare
+from benchmarks.fuzz.models import kinds, kinds_of
+from benchmarks.fuzz.program import draw, source, standalone
+from benchmarks.fuzz.shrink import features_of, shrink, without
+
+EQUAL: tuple[int, ...] = ()
+SEED = 1
+WAY = {"ranks": 2, "options": {"measure": False}}
+
+
+@pytest.fixture(autouse=True)
+def _same_output() -> Iterator[None]:
+    out = sys.stdout
+    yield
+    sys.stdout = out
+
+
+@pytest.mark.parametrize("number", EQUAL)
+def test_drawn_programs_are_those_of_one_process(number: int) -> None:
+    drawn, plain = worker.drawn_with_plain(SEED, number)
+    way = drawn["ways"][1]
+    assert worker.outcome(drawn, way, plain, f"diagonal_{number}") == Outcome(kind="equal")
+
+
+def test_a_number_gives_the_same_text_each_time() -> None:
+    texts = [source(draw(SEED, number)) for number in range(50)]
+    assert texts == [source(draw(SEED, number)) for number in range(50)]
+    assert len({*texts}) == 50
+    for text in texts:
+        ast.parse(text)
+
+
+def test_each_kind_of_block_is_drawn() -> None:
+    found: set[str] = set()
+    for number in range(1500):
+        found |= kinds_of(draw(SEED, number)["model"])
+    assert found >= {name for name, (_, parts) in kinds().items() if parts >= 0}
+
+
+def test_a_planted_difference_is_made_small_and_written(tmp_path: Path) -> None:
+    """Programs with a Residual and clipping are taken to differ: all else goes."""
+
+    def differs(drawn: dict[str, Any], way: dict[str, Any]) -> bool:
+        return "Residual" in kinds_of(drawn["model"]) and "clip norm" in drawn["loop"]["features"]
+
+    number = next(number for number in range(3000) if differs(draw(SEED, number), WAY))
+    drawn = draw(SEED, number)
+    small, way = shrink(drawn, drawn["ways"][1], differs, most=500)
+    assert features_of(small, way) == {"block Residual", "feature clip norm"}
+    assert len(small["model"]["blocks"]) == 1
+    assert way == WAY
+    assert not differs(without(small, {"block Residual"}) or small, way)
+
+    file = tmp_path / "small.py"
+    file.write_text(standalone(small, way, "A planted difference."))
+    ended = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("norm ")
+    assert "generator" in ended.stdout
+
+
+def test_differences_are_named() -> None:
+    def seen(number: float, printed: str = "") -> Observed:
+        return Observed(
+            recorded=[["loss", number]], state={}, attributes={"b.seen": 3}, generators="", printed=[printed]
+        )
+
+    assert compare(seen(1.0), [seen(1.0), seen(1.0)]).kind == "equal"
+    assert compare(seen(1.0), [seen(1.0), seen(1.5)]).text == "rank 1, recorded: [0] [1] 1.0 plainly, 1.5"
+    assert compare(seen(0.0), [seen(-0.0)]).kind == "wrong"
+    assert compare(seen(1.0), [seen(1.0, "once\n")]).kind == "printed"
+    assert compare(seen(1.0), [seen(1.0 + 1e-6)], seen(1.0)).kind == "equal"
+    assert compare(seen(1.0), [seen(1.1)], seen(1.0 + 1e-6)).kind == "wrong"
