@@ -385,7 +385,7 @@ def helpers_text(model: dict[str, Any]) -> str:
         "",
         "",
         "def last(model):",
-        "    return getattr(model, "head", model.embed)",
+        '    return getattr(model, "head", model.embed)',
         "",
         "",
         "def call(model, x):",
