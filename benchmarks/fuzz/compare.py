@@ -136,7 +136,9 @@ def _named_errors() -> list[tuple[str, list[str]]]:
         cells = line.replace("\\|", "/").split("|")
         if line.startswith("| ") and len(cells) > 3:
             kind, _, texts = cells[2].strip().partition(":")
-            found.append((kind.split()[0].strip(","), [text.strip() for text in re.split("[;,]", texts) if text.strip()]))
+            name = kind.split()[0].removesuffix("'s")
+            parts = [text.strip() for text in re.split("[;,]", texts) if text.strip()]
+            found.append((name, parts or ([name] if name == "WholeError" else [])))
     return found
 
 
@@ -152,6 +154,6 @@ def outcome_of(error: BaseException) -> Outcome:
         return Outcome(kind="hang", text=first)
     remote = error.remote_traceback.strip().splitlines()[-1:] if isinstance(error, RemoteError) else []
     whole = "\n".join([type(error).__name__, text, *getattr(error, "__notes__", []), *remote])
-    if any(part in whole for kind, texts in _named_errors() for part in texts if kind.strip("'s") in whole):
+    if any(part in whole for kind, texts in _named_errors() for part in texts if kind in whole):
         return Outcome(kind="error", text=first)
     return Outcome(kind="unnamed" if isinstance(error, FarspanError) else "crash", text=" / ".join([first, *remote]))

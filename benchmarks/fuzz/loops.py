@@ -250,6 +250,8 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
     names = sorted(FEATURES)
     optimizer = rng.choice(sorted(OPTIMIZERS))
     features = rng.sample(names, rng.choice((0, 1, 1, 2, 2, 3, 4)))
+    if rng.random() < 0.08:
+        features = [*features, *({"early backward"} - {*features})]
     if optimizer == "LBFGS":
         features = [name for name in features if name not in NOT_WITH_CLOSURE]
     micro_batches = rng.choice(([4], [2, 2], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))

@@ -56,8 +56,9 @@ def draw_model(rng: random.Random) -> dict[str, Any]:
     blocks.insert(rng.randrange(len(blocks) + 1), {"kind": "Layer", "parts": []})
     return {
         "blocks": blocks,
-        "reuse": [rng.randrange(len(blocks))] if rng.random() < 0.25 else [],
+        "reuse": [rng.randrange(len(blocks))] if rng.random() < 0.35 else [],
         "skip": rng.random() < 0.2,
+        "time": rng.choice((1, 3)),
         "holder": rng.choice(HOLDERS),
         "cells": [rng.choice(sorted(CELLS)) for _ in range(rng.choice((1, 2, 2)))] if rng.random() < 0.25 else [],
         "state": rng.choice(("tuple", "list", "dict")),

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-W, V, T = 8, 5, 3
+W, V, T = 8, 5, %d
 DTYPE = torch.float32
 CALLS = contextvars.ContextVar("CALLS", default=0)
 COUNTS = []
@@ -86,7 +86,7 @@ def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
 def source(drawn: Drawn) -> str:
     """The text of the program: a module with `build()` and `train(model, record)`."""
     model, loop = drawn["model"], drawn["loop"]
-    parts = [_HEAD, classes_text(model), net_text(model), helpers_text(model), _BUILD, train_text(model, loop)]
+    parts = [_HEAD % model["time"], classes_text(model), net_text(model), helpers_text(model), _BUILD, train_text(model, loop)]
     return "\n\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

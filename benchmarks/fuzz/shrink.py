@@ -14,7 +14,7 @@ Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
 MOST_TRIES = 70
 _PLAIN_MODEL = {
-    "reuse": [], "skip": False, "holder": "list", "cells": [], "state": "tuple", "cells at": "join", "input": "floats", "head": "linear", "head at": "last",
+    "reuse": [], "skip": False, "time": 3, "holder": "list", "cells": [], "state": "tuple", "cells at": "join", "input": "floats", "head": "linear", "head at": "last",
     "result": "tensor",
 }  # fmt: skip
 _PLAIN_LOOP = {
@@ -58,7 +58,7 @@ def features_of(drawn: Drawn, way: Way) -> set[str]:
     for part, plain in (("model", _PLAIN_MODEL), ("loop", _PLAIN_LOOP)):
         found |= {f"{part} {key} {drawn[part][key]}" for key in plain if drawn[part][key] != plain[key] and key not in idle}
     found |= {"model reuse"} if model["reuse"] else set()
-    found |= {f"cell {kind}" for kind in model["cells"]} | ({"cells"} if model["cells"] else set())
+    found |= {f"cell {kind}" for kind in model["cells"] if kind != "GRUCell"} | ({"cells"} if model["cells"] else set())
     found |= {f"feature {name}" for name in loop["features"]}
     found |= {"micro-batches"} if len(loop["micro_batches"]) > 1 else set()
     found |= {f"way {key}" for key in way["options"] if key != "measure"}

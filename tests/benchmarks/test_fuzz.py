@@ -1,4 +1,4 @@
-"""benchmarks/fuzz: programs that are equal today stay so; a difference is made small, and written as a file that runs."""
+"""benchmarks/fuzz: programs that are equal stay so; a difference is made small, and written as a file that runs."""
 
 from __future__ import annotations
 
