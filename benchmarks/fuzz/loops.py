@@ -1,20 +1,20 @@
 """Draws a training loop, and writes it as text: an ordinary loop with lines of features at its places.
 
-    setup
-    for step:
-        step_start
-        for size:                       the micro-batches
-            micro_start
-            result = model(x)
-            output
-            loss = ..
-            loss                        reads it, or makes another one of it
-            backward                    one of BACKWARDS
-            micro_end
-        before_step
-        optimizer.step()
-        after_step
-    end
+setup
+for step:
+    step_start
+    for size:                       the micro-batches
+        micro_start
+        result = model(x)
+        output
+        loss = ..
+        loss                        reads it, or makes another one of it
+        backward                    one of BACKWARDS
+        micro_end
+    before_step
+    optimizer.step()
+    after_step
+end
 """
 
 from __future__ import annotations
@@ -110,10 +110,16 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     "clip value": {"before_step": ["nn.utils.clip_grad_value_(model.parameters(), 0.05)"]},
     "L2": {"loss": ["loss = loss + 1e-3 * sum(p.square().sum() for p in model.parameters())"]},
     "cut target": {
-        "loss": ["goal = call(model, x.flip(0)).max(-1)[0].detach()", "loss = loss + (out.mean(-1) - goal).square().mean()"]
+        "loss": [
+            "goal = call(model, x.flip(0)).max(-1)[0].detach()",
+            "loss = loss + (out.mean(-1) - goal).square().mean()",
+        ]
     },
     "cut target in place": {
-        "loss": ["goal = call(model, x.flip(0)).max(-1)[0].detach_()", "loss = loss + (out.mean(-1) - goal).square().mean()"]
+        "loss": [
+            "goal = call(model, x.flip(0)).max(-1)[0].detach_()",
+            "loss = loss + (out.mean(-1) - goal).square().mean()",
+        ]
     },
     "second call": {"loss": ["loss = loss + 0.1 * call(model, x.flip(0)).square().mean()"]},
     "mean of outputs": {
@@ -204,10 +210,14 @@ FEATURES: dict[str, dict[str, list[str]]] = {
         "after_step": ["schedule.step()", 'record("rate", schedule.get_last_lr())'],
     },
     "reads gradients": {
-        "before_step": ['record("grads", [None if p.grad is None else p.grad.norm().item() for p in model.parameters()])']
+        "before_step": ['record("grads", [p.grad.norm().item() for p in model.parameters() if p.grad is not None])']
     },
     "writes gradients": {
-        "before_step": ["for p in model.parameters():", "    if p.grad is not None:", "        p.grad.mul_(0.5).add_(1e-3)"]
+        "before_step": [
+            "for p in model.parameters():",
+            "    if p.grad is not None:",
+            "        p.grad.mul_(0.5).add_(1e-3)",
+        ]
     },
     "reads weights": {"after_step": ['record("weights", sum(p.detach().sum() for p in model.parameters()).item())']},
     "writes weights": {
@@ -238,7 +248,10 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     "prints": {"after_step": ['print("step", step, loss.item())']},
     "penalty of hidden": {"loss": ["loss = loss + 1e-2 * hidden.square().mean()"]},
     "reads state of optimizer": {
-        "end": ['record("optimizer", [v.sum().item() if torch.is_tensor(v) else v for s in optimizer.state_dict()["state"].values() for k, v in sorted(s.items()) if torch.is_tensor(v)])']  # fmt: skip  # noqa: E501
+        "end": [
+            'states = optimizer.state_dict()["state"].values()',
+            'record("optimizer", [v.sum().item() for s in states for _, v in sorted(s.items()) if torch.is_tensor(v)])',
+        ]
     },
 }
 NOT_WITH_CLOSURE = ("learned scale", "step twice", "schedules", "reads state of optimizer")
@@ -392,10 +405,10 @@ def helpers_text(model: dict[str, Any]) -> str:
         "",
         "def call(model, x):",
         "    result = model(x, fresh_state(len(x)))[0]" if model["cells"] else "    result = model(x)",
-        {"tensor": "    return result", "pair": "    return result[0]", "dict": '    return result["out"]'}[model["result"]],
+        "    return result" + {"tensor": "", "pair": "[0]", "dict": '["out"]'}[model["result"]],
     ]
     if model["cells"]:
-        parts = "[torch.zeros(size, W, dtype=DTYPE) for _ in range(%d)]" % state_size(model)
+        parts = f"[torch.zeros(size, W, dtype=DTYPE) for _ in range({state_size(model)})]"
         made = {"tuple": f"tuple({parts})", "list": parts, "dict": f"dict(zip('0123', {parts}))"}[model["state"]]
         lines += ["", "", "def fresh_state(size):", f"    return {made}"]
     return "\n".join(lines)

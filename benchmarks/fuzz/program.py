@@ -8,11 +8,16 @@ import random
 from typing import Any
 
 from benchmarks.fuzz.loops import draw_loop, helpers_text, train_text
-from benchmarks.fuzz.models import classes_text, draw_model, net_text
-from benchmarks.fuzz.ways import draw_ways, in_words
+from benchmarks.fuzz.models import DRAWING, classes_text, draw_model, kinds_of, names_of, net_text
+
+ROUNDED = ("micro_batches", "tensor_parallel")
+"""Options with which numbers are those of one process up to rounding."""
 
 Drawn = dict[str, Any]
 """{"model": .., "loop": .., "ways": [..]}, all of it data that JSON can hold."""
+
+Way = dict[str, Any]
+"""{"ranks": 2, "options": {..}, "from_rank": False, "deferred": False}"""
 
 _HEAD = """\
 import collections
@@ -41,7 +46,7 @@ def build():
     return Net()
 """
 
-_MAIN = '''\
+_MAIN = """\
 def plain(value):
     if isinstance(value, torch.Tensor):
         return [round(number, 9) for number in value.detach().double().flatten()[:4].tolist()], digest(value.tolist())
@@ -72,7 +77,7 @@ def main():
 
 
 main()
-'''
+"""
 
 
 def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
@@ -83,10 +88,76 @@ def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
     return {"model": model, "loop": loop, "ways": draw_ways(rng, model, loop)}
 
 
+def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -> list[Way]:
+    """Two ways: one with the first step measured, as by default, and another."""
+    draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
+    default: Way = {"ranks": rng.choice((2, 2, 2, 3, 3, 4)), "options": {}}
+    for way in (ways := [default, _draw_other(rng, model, exact=draws or loop["optimizer"] == "LBFGS")]):
+        if "data_parallel" not in way["options"]:
+            way["ranks"] = min(way["ranks"], len(names_of(model)))
+    return ways
+
+
+def _draw_other(rng: random.Random, model: dict[str, Any], *, exact: bool) -> Way:
+    ranks = rng.choice((1, 2, 2, 2, 3, 3, 4))
+    way: Way = {"ranks": ranks, "options": {}}
+    options = way["options"]
+    kinds = ["measure", "measure", "plan", "plan", "plan", "schedule", "remat"]
+    kind = rng.choice(kinds if exact else [*kinds, "data", "shard", "micro_batches", "tensor"])
+    match kind:
+        case "measure":
+            options["measure"] = False
+        case "plan":
+            names = names_of(model)
+            if model["cells"] and rng.random() < 0.5:
+                names = [*(name for name in names if not name.startswith("cells")), "cells"]
+            ranks = way["ranks"] = min(ranks, len(names))
+            places = [*range(ranks), *(rng.randrange(ranks) for _ in names[ranks:])]
+            rng.shuffle(places)
+            options["plan"] = {name: f"rank:{place}" for name, place in zip(names, places, strict=True)}
+        case "schedule":
+            options |= {"schedule": rng.choice(("auto", "zero-bubble", "1f1b", "gpipe")), "measure": False}
+        case "remat":
+            options["remat"] = True
+        case "data":
+            way["ranks"] = rng.choice((2, 4))
+            options["data_parallel"] = 2
+        case "shard":
+            way["ranks"] = rng.choice((2, 4))
+            options |= {"data_parallel": 2, "shard": rng.choice(("optimizer", "parameters"))}
+        case "micro_batches":
+            way["ranks"] = max(2, ranks)
+            options["micro_batches"] = 2
+        case _:
+            way["ranks"] = 2
+            options["tensor_parallel"] = 2
+    if kind in ("plan", "measure", "schedule"):
+        way["from_rank"] = rng.random() < 0.15
+        way["deferred"] = rng.random() < 0.15
+    return way
+
+
+def is_rounded(way: Way) -> bool:
+    return any(name in way["options"] for name in ROUNDED)
+
+
+def in_words(way: Way) -> str:
+    """A way on one line."""
+    parts = [f"{way['ranks']} ranks", *(f"{key}={value!r}" for key, value in way["options"].items())]
+    return ", ".join([*parts, *(key for key in ("from_rank", "deferred") if way.get(key))])
+
+
 def source(drawn: Drawn) -> str:
     """The text of the program: a module with `build()` and `train(model, record)`."""
     model, loop = drawn["model"], drawn["loop"]
-    parts = [_HEAD % model["time"], classes_text(model), net_text(model), helpers_text(model), _BUILD, train_text(model, loop)]
+    parts = [
+        _HEAD % model["time"],
+        classes_text(model),
+        net_text(model),
+        helpers_text(model),
+        _BUILD,
+        train_text(model, loop),
+    ]
     return "\n\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

@@ -8,7 +8,6 @@ random generators, printed lines; up to rounding, against float64, where batches
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import multiprocessing
 import sys
@@ -24,15 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
-from benchmarks.fuzz.program import standalone  # noqa: E402
+from benchmarks.fuzz.program import Drawn, Way, in_words, standalone  # noqa: E402
+from benchmarks.fuzz.ranks import serve  # noqa: E402
 from benchmarks.fuzz.shrink import features_of, fitting, same_kind, shrink, without  # noqa: E402
-from benchmarks.fuzz.ways import in_words  # noqa: E402
-from benchmarks.fuzz.worker import serve  # noqa: E402
 
 NUM_WORKERS = 2
 TASK_S = 200.0
 RECYCLED_AFTER = 150
 NUM_REPEATS = 4
+MOST_KNOWN = 4
 MOST_NAMED = 0.03
 FINDINGS = ("wrong", "printed", "unnamed", "crash", "hang")
 
@@ -132,85 +131,89 @@ class Search:
         answer = worker.ask("run", self.seed, number)
         if "failed" in answer:
             raise RuntimeError(f"program {number}: {answer['failed']}")
-        row = {"number": number, "cpu_s": answer["cpu_s"], "wall_s": time.monotonic() - began}
-        ways = answer["drawn"]["ways"] if answer["drawn"] else []
-        row["outcomes"] = [
-            {**outcome, "way": in_words(way)} for outcome, way in itertools.zip_longest(answer["outcomes"], ways) if outcome and way
-        ] or answer["outcomes"]  # fmt: skip
+        drawn = answer["drawn"] or {"ways": []}
+        ways = [in_words(way) for way in drawn["ways"]] or ["no worker was left to say how"]
+        outcomes = [{**one, "way": way} for one, way in zip(answer["outcomes"], ways, strict=False)]
+        row = {"number": number, "cpu_s": answer["cpu_s"], "wall_s": time.monotonic() - began, "outcomes": outcomes}
         with self.lock:
             self.rows.append(row)
-        for outcome in row["outcomes"]:
-            if outcome["kind"] != "equal":
-                print(f"{number:5d}  {outcome['kind']:8s} {outcome.get('way', '')}: {outcome['text'][:150]}", flush=True)
-        for outcome, way in zip(answer["outcomes"], ways, strict=False):
-            if outcome["kind"] in FINDINGS and self.is_shrunk:
-                self._keep(worker, number, answer["drawn"], way, outcome)
+        for one in outcomes:
+            if one["kind"] != "equal":
+                print(f"{number:5d}  {one['kind']:8s} {one['way']}: {one['text'][:150]}", flush=True)
+        for one, way in zip(answer["outcomes"], drawn["ways"], strict=False):
+            if one["kind"] in FINDINGS and self.is_shrunk:
+                self._look_into(worker, number, drawn, way, one)
 
-    def _keep(self, worker: Worker, number: int, drawn: dict[str, Any], way: dict[str, Any], outcome: Any) -> None:
+    def _look_into(self, worker: Worker, number: int, drawn: Drawn, way: Way, outcome: dict[str, str]) -> None:
         """Shrinks a finding, unless a known one explains it; then the program without that is tried once more."""
-        for _ in range(4):
+        for _ in range(MOST_KNOWN):
             known = self._known(drawn, way, outcome)
             if known is None:
-                break
+                self._shrink(worker, number, drawn, way, outcome)
+                return
             known.programs.append(number)
             cleaned = without(drawn, known.features)
             if cleaned is None:
                 return
-            way = fitting(way, cleaned["model"])
-            answer = worker.ask("try", cleaned, [way])
-            if not answer.get("outcomes") or answer["outcomes"][0]["kind"] not in FINDINGS:
+            drawn, way = cleaned, fitting(way, cleaned["model"])
+            found = worker.ask("try", drawn, [way]).get("outcomes")
+            if not found or found[0]["kind"] not in FINDINGS:
                 return
-            drawn, outcome = cleaned, answer["outcomes"][0]
-        else:
-            return
+            outcome = found[0]
 
-        def stays(other: dict[str, Any], other_way: dict[str, Any]) -> bool:
+    def _shrink(self, worker: Worker, number: int, drawn: Drawn, way: Way, outcome: dict[str, str]) -> None:
+        def stays(other: Drawn, other_way: Way) -> bool:
             found = worker.ask("try", other, [other_way]).get("outcomes")
-            return bool(found) and found[0]["kind"] == outcome["kind"] and (
-                outcome["kind"] in ("wrong", "printed") or same_kind(found[0]["text"]) == same_kind(outcome["text"])
-            )  # fmt: skip
+            return bool(found) and _are_alike(found[0], outcome)
 
         small, small_way = shrink(drawn, way, stays)
         again = [worker.ask("try", small, [small_way]).get("outcomes") for _ in range(NUM_REPEATS)]
         kept = [one[0] for one in again if one and one[0]["kind"] == outcome["kind"]]
+        features = features_of(small, small_way)
         text = kept[0]["text"] if kept else outcome["text"]
-        finding = Finding(
-            kind=outcome["kind"], text=text, number=number, features=features_of(small, small_way), programs=[number]
-        )
+        finding = Finding(kind=outcome["kind"], text=text, number=number, features=features, programs=[number])
         with self.lock:
             self.findings.append(finding)
-            count = len(self.findings)
-        print(f"       -> {finding.kind} {count}: {sorted(finding.features)}: {text[:150]}", flush=True)
+        print(f"       -> {finding.kind}: {sorted(features)}: {text[:150]}", flush=True)
         if self.out is not None:
-            head = (
-                f"Program {number} of seed {self.seed}, made small: {finding.kind}.\n\n"
-                f"{text}\nin {len(kept)} of {NUM_REPEATS} runs ({', '.join(sorted(finding.features))})"
-            )
-            self.out.mkdir(parents=True, exist_ok=True)
-            words = [word.split()[-1] for word in sorted(finding.features) if word.split()[0] in ("block", "feature", "cell", "loop")]
-            finding.file = f"{finding.kind}_{number}_{'_'.join(words[:3]) or 'plain'}.py"
-            (self.out / finding.file).write_text(standalone(small, small_way, head))
-            confirmed = worker.ask("confirm", str(self.out / finding.file), small_way["ranks"]).get("confirmed", "not tried")
-            head += f"\n{confirmed}"
-            (self.out / finding.file).write_text(standalone(small, small_way, head))
-            often = f"{len(kept)}/{NUM_REPEATS} runs; {confirmed}"
-            line = f"- {finding.file}: {finding.kind}, {', '.join(sorted(finding.features))} ({often}): {text[:200]}\n"
-            with (self.out / "INDEX.md").open("a") as index:
-                index.write(line)
-            with self.lock:
-                known = [{**dataclasses.asdict(one), "features": sorted(one.features)} for one in self.findings]
-                self.out.joinpath("known.json").write_text(json.dumps(known, indent=1))
+            self._write(worker, finding, small, small_way, f"{len(kept)} of {NUM_REPEATS} runs")
 
-    def _known(self, drawn: dict[str, Any], way: dict[str, Any], outcome: Any) -> Finding | None:
+    def _write(self, worker: Worker, finding: Finding, small: Drawn, way: Way, often: str) -> None:
+        """Writes the file of a finding, with whether it is one where ranks are processes, and its line in INDEX.md."""
+        assert self.out is not None and self.known_file is not None
+        self.out.mkdir(parents=True, exist_ok=True)
+        features = sorted(finding.features)
+        words = [name.split()[-1] for name in features if name.split()[0] in ("block", "feature", "loop")]
+        finding.file = f"{finding.kind}_{finding.number}_{'_'.join(words[:3]) or 'plain'}.py"
+        file = self.out / finding.file
+        head = (
+            f"Program {finding.number} of seed {self.seed}, made small: {finding.kind} in {often}.\n\n{finding.text}\n"
+        )
+        head += f"what it has: {', '.join(features)}\n"
+        file.write_text(standalone(small, way, head))
+        confirmed = worker.ask("confirm", str(file), way["ranks"]).get("confirmed", "not tried")
+        file.write_text(standalone(small, way, head + confirmed))
+        with self.lock:
+            with (self.out / "INDEX.md").open("a") as index:
+                line = f"{finding.kind}, {', '.join(features)} ({often}; {confirmed}): {finding.text[:200]}"
+                index.write(f"- {finding.file}: {line}\n")
+            known = [{**dataclasses.asdict(one), "features": sorted(one.features)} for one in self.findings]
+            self.known_file.write_text(json.dumps(known, indent=1))
+
+    def _known(self, drawn: Drawn, way: Way, outcome: dict[str, str]) -> Finding | None:
+        """A finding that is all in this program, and ended alike."""
         has = features_of(drawn, way)
         with self.lock:
             for finding in self.findings:
-                same = finding.kind == outcome["kind"] and (
-                    finding.kind in ("wrong", "printed") or same_kind(finding.text) == same_kind(outcome["text"])
-                )
-                if same and finding.features <= has:
+                if finding.features <= has and _are_alike(dataclasses.asdict(finding), outcome):
                     return finding
         return None
+
+
+def _are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if one["kind"] != other["kind"] or one["kind"] in ("wrong", "printed"):
+        return one["kind"] == other["kind"]
+    return same_kind(one["text"]) == same_kind(other["text"])
 
 
 def main() -> None:
@@ -225,21 +228,23 @@ def main() -> None:
     args = parser.parse_args()
     number = 40 if args.quick else args.programs
     began = time.monotonic()
-    search = Search(args.seed, args.out, is_shrunk=not args.no_shrink)
+    search = Search(args.seed, args.out, is_shrunk=not (args.no_shrink or args.quick))
     search.run(args.only or list(range(args.first, args.first + number)), args.workers)
     rows = sorted(search.rows, key=lambda row: row["number"])
     counts = Counter(outcome["kind"] for row in rows for outcome in row["outcomes"])
     runs = sum(counts.values())
     cpu_s = sum(row["cpu_s"] for row in rows)
-    print(f"{len(rows)} programs, {runs} runs in {time.monotonic() - began:.0f} s, {cpu_s:.0f} s of processor without shrinking")
+    wall_s = time.monotonic() - began
+    print(f"{len(rows)} programs, {runs} runs in {wall_s:.0f} s; {cpu_s:.0f} s of processor without shrinking")
     for finding in search.findings:
         print(f"{finding.kind:8s} {len(finding.programs):4d} x, first {finding.number}: {sorted(finding.features)}")
     bad = sum(counts[kind] for kind in FINDINGS)
+    parts = ", ".join(f"{counts[kind]} {kind}" for kind in FINDINGS)
     finish(
         args,
         rows=[*rows, *({**dataclasses.asdict(one), "features": sorted(one.features)} for one in search.findings)],
         figure=f"of {runs} runs of {len(rows)} drawn programs {counts['equal']} are equal to one process, {bad} differ "
-        f"({', '.join(f'{counts[kind]} {kind}' for kind in FINDINGS)}), {counts['error']} end in errors that limits name",
+        f"({parts}), {counts['error']} end in errors that limits name",
         holds=bad == 0 and counts["error"] <= MOST_NAMED * len(rows),
     )
 

@@ -14,8 +14,8 @@ Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
 MOST_TRIES = 70
 _PLAIN_MODEL = {
-    "reuse": [], "skip": False, "time": 3, "holder": "list", "cells": [], "state": "tuple", "cells at": "join", "input": "floats", "head": "linear", "head at": "last",
-    "result": "tensor",
+    "reuse": [], "skip": False, "time": 3, "holder": "list", "cells": [], "state": "tuple", "cells at": "join",
+    "input": "floats", "head": "linear", "head at": "last", "result": "tensor",
 }  # fmt: skip
 _PLAIN_LOOP = {
     "optimizer": "SGD", "split": False, "backward": "plain", "loss": "mse", "carry": "detach", "fresh": True,
@@ -56,7 +56,9 @@ def features_of(drawn: Drawn, way: Way) -> set[str]:
     idle = {"cells", "reuse", *(() if model["cells"] else ("state", "cells at", "carry", "fresh"))}
     found = {f"block {node['kind']}" for node in nodes_of(model["blocks"]) if node["kind"] != "Layer"}
     for part, plain in (("model", _PLAIN_MODEL), ("loop", _PLAIN_LOOP)):
-        found |= {f"{part} {key} {drawn[part][key]}" for key in plain if drawn[part][key] != plain[key] and key not in idle}
+        found |= {
+            f"{part} {key} {drawn[part][key]}" for key in plain if drawn[part][key] != plain[key] and key not in idle
+        }
     found |= {"model reuse"} if model["reuse"] else set()
     found |= {f"cell {kind}" for kind in model["cells"] if kind != "GRUCell"} | ({"cells"} if model["cells"] else set())
     found |= {f"feature {name}" for name in loop["features"]}
