@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from benchmarks.fuzz.compare import Observed, Outcome, compare, observed, outcom
 from benchmarks.fuzz.program import Drawn, Way, draw, is_rounded, source  # noqa: E402
 
 import farspan  # noqa: E402
+from farspan import errors  # noqa: E402
 
 DEADLINE_S = 20.0
 PATIENCE_S = 15.0
@@ -127,10 +129,18 @@ def _run_as_processes(make: Callable[[], types.ModuleType], way: Way) -> list[Ob
     words = [str(make().__file__), json.dumps(way)]
     deadline = {"FARSPAN_DEADLINE": str(DEADLINE_S)}
     finished = run_processes(way["ranks"], __file__, words, timeout_s=DEADLINE_S + PATIENCE_S, environment=deadline)
-    for process in finished:
-        if process.code:
-            raise RuntimeError(process.stderr.strip().splitlines()[-1] if process.stderr.strip() else str(process.code))
+    found = [_error_in(process.stderr) for process in finished if process.code]
+    if found:
+        raise min(found, key=lambda error: isinstance(error, errors.RemoteError))
     return [Observed(**json.loads(process.stdout.splitlines()[-1])) for process in finished]
+
+
+def _error_in(text: str) -> Exception:
+    """The error that a process has ended with, from what it wrote."""
+    lines = [line for line in text.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    name, _, message = (lines or ["RuntimeError: it has not said why"])[-1].partition(": ")
+    kind = getattr(errors, name.rpartition(".")[2], RuntimeError)
+    return kind(message if kind is not RuntimeError else f"{name}: {message}")
 
 
 def _forget() -> None:
@@ -195,8 +205,8 @@ def as_processes(file: str, num_ranks: int) -> str:
     except AssertionError:
         return "processes do not end"
     if any(one.code for one in ranks):
-        text = next(one for one in ranks if one.code).stderr.strip().splitlines()
-        return f"processes end in: {next((line for line in text if 'Error' in line), '')[:160]}"
+        error = _error_in(next(one for one in ranks if one.code).stderr)
+        return f"processes end in: {type(error).__name__}: {str(error)[:160]}"
     wanted, found = plain.stdout.splitlines(), first.stdout.splitlines()
     number = sum(a != b for a, b in zip(wanted, found, strict=False)) + abs(len(wanted) - len(found))
     return f"as processes {number} of {len(wanted)} lines differ"

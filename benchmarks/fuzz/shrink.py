@@ -12,7 +12,7 @@ from benchmarks.fuzz.models import Node, names_of, nodes_of
 Drawn = dict[str, Any]
 Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
-MOST_TRIES = 70
+MOST_TRIES = 110
 _PLAIN_MODEL = {
     "reuse": [], "skip": False, "time": 3, "holder": "list", "cells": [], "state": "tuple", "cells at": "join",
     "input": "floats", "head": "linear", "head at": "last", "result": "tensor",
@@ -108,6 +108,11 @@ def _candidates(drawn: Drawn, way: Way) -> Iterator[tuple[Drawn, Way]]:
         yield {**drawn, "model": plain_model}, fitting(way, plain_model)
     if model["blocks"] != bare:
         yield {**drawn, "model": {**model, "blocks": bare}}, way
+    half = len(model["blocks"]) // 2
+    for blocks in (model["blocks"][:half], model["blocks"][half:]):
+        if half > 1:
+            halved = {**model, "blocks": blocks, "reuse": [0] if model["reuse"] else []}
+            yield {**drawn, "model": halved}, fitting(way, halved)
     for node in model["blocks"]:
         if len(model["blocks"]) > 2 and node != LAYER:
             only = {**model, "blocks": [LAYER, node], "reuse": []}
