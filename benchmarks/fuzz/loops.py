@@ -279,7 +279,7 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
         "loss": rng.choice(("mse", "cross entropy")),
         "carry": rng.choice(sorted(CARRIES)),
         "fresh": rng.random() < 0.5,
-        "autocast": rng.random() < 0.06,
+        "autocast": rng.random() < 0.06 and not model["reuse"],  # a weight's casts are added up: docs/limits.md
         "mean": rng.random() < 0.6,
         "keeps": rng.random() < 0.5,
         "features": sorted(features),
