@@ -140,7 +140,7 @@ def _error_in(text: str) -> Exception:
     lines = [line for line in text.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
     name, _, message = (lines or ["RuntimeError: it has not said why"])[-1].partition(": ")
     kind = getattr(errors, name.rpartition(".")[2], RuntimeError)
-    return kind(message if kind is not RuntimeError else f"{name}: {message}")
+    return kind(f"{name}: {message}" if kind is RuntimeError and name != "RuntimeError" else message)
 
 
 def _forget() -> None:
