@@ -1,0 +1,178 @@
+"""A drawn program: a model, a loop and ways to run them, from (seed, number) alone, and its text."""
+
+from __future__ import annotations
+
+import json
+import pprint
+import random
+from typing import Any
+
+from benchmarks.fuzz.loops import draw_loop, helpers_text, train_text
+from benchmarks.fuzz.models import DRAWING, classes_text, draw_model, kinds_of, names_of, net_text
+
+ROUNDED = ("micro_batches", "tensor_parallel")
+"""Options with which numbers are those of one process up to rounding."""
+
+Drawn = dict[str, Any]
+"""{"model": .., "loop": .., "ways": [..]}, all of it data that JSON can hold."""
+
+Way = dict[str, Any]
+"""{"ranks": 2, "options": {..}, "from_rank": False, "deferred": False}"""
+
+_HEAD = """\
+import collections
+import contextvars
+import copy
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+W, V, T = 8, 5, %d
+DTYPE = torch.float32
+CALLS = contextvars.ContextVar("CALLS", default=0)
+COUNTS = []
+
+
+def GIVEN(batch):
+    return batch
+"""
+
+_BUILD = """\
+def build():
+    torch.manual_seed(5)
+    return Net()
+"""
+
+_MAIN = """\
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return [round(number, 9) for number in value.detach().double().flatten()[:4].tolist()], digest(value.tolist())
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def digest(value):
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+
+
+def main():
+    if "--farspan" in sys.argv:
+        import farspan
+
+%(farspan)s
+    else:
+        model = build()
+    train(model, lambda name, value: print(name, value))
+    for name, tensor in model.state_dict().items():
+        print(name, *plain(tensor))
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in vars(nn.Module()) and isinstance(value, (int, float, str, list, tuple, dict, torch.Tensor)):
+                print(f"{name}.{key}", plain(value))
+    print("generator", digest(torch.get_rng_state().tolist()))
+
+
+main()
+"""
+
+
+def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
+    """The program of that number; another `attempt` where the plain program of the one before raises."""
+    rng = random.Random(f"fuzz/{seed}/{number}/{attempt}")
+    model = draw_model(rng)
+    loop = draw_loop(rng, model)
+    return {"model": model, "loop": loop, "ways": draw_ways(rng, model, loop)}
+
+
+def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -> list[Way]:
+    """Two ways: one with the first step measured, as by default, and another."""
+    draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
+    default: Way = {"ranks": rng.choice((2, 2, 2, 3, 3, 4)), "options": {}}
+    for way in (ways := [default, _draw_other(rng, model, exact=draws or loop["optimizer"] == "LBFGS")]):
+        if "data_parallel" not in way["options"]:
+            way["ranks"] = min(way["ranks"], len(names_of(model)))
+    return ways
+
+
+def _draw_other(rng: random.Random, model: dict[str, Any], *, exact: bool) -> Way:
+    ranks = rng.choice((1, 2, 2, 2, 3, 3, 4))
+    way: Way = {"ranks": ranks, "options": {}}
+    options = way["options"]
+    kinds = ["measure", "measure", "plan", "plan", "plan", "schedule", "remat"]
+    kind = rng.choice(kinds if exact else [*kinds, "data", "shard", "micro_batches", "tensor"])
+    match kind:
+        case "measure":
+            options["measure"] = False
+        case "plan":
+            names = names_of(model)
+            if model["cells"] and rng.random() < 0.5:
+                names = [*(name for name in names if not name.startswith("cells")), "cells"]
+            ranks = way["ranks"] = min(ranks, len(names))
+            places = [*range(ranks), *(rng.randrange(ranks) for _ in names[ranks:])]
+            rng.shuffle(places)
+            options["plan"] = {name: f"rank:{place}" for name, place in zip(names, places, strict=True)}
+        case "schedule":
+            options |= {"schedule": rng.choice(("auto", "zero-bubble", "1f1b", "gpipe")), "measure": False}
+        case "remat":
+            options["remat"] = True
+        case "data":
+            way["ranks"] = rng.choice((2, 4))
+            options["data_parallel"] = 2
+        case "shard":
+            way["ranks"] = rng.choice((2, 4))
+            options |= {"data_parallel": 2, "shard": rng.choice(("optimizer", "parameters"))}
+        case "micro_batches":
+            way["ranks"] = max(2, ranks)
+            options["micro_batches"] = 2
+        case _:
+            way["ranks"] = 2
+            options["tensor_parallel"] = 2
+    if kind in ("plan", "measure", "schedule"):
+        way["from_rank"] = rng.random() < 0.15
+        way["deferred"] = rng.random() < 0.15
+    return way
+
+
+def is_rounded(way: Way) -> bool:
+    return any(name in way["options"] for name in ROUNDED)
+
+
+def in_words(way: Way) -> str:
+    """A way on one line."""
+    parts = [f"{way['ranks']} ranks", *(f"{key}={value!r}" for key, value in way["options"].items())]
+    return ", ".join([*parts, *(key for key in ("from_rank", "deferred") if way.get(key))])
+
+
+def source(drawn: Drawn) -> str:
+    """The text of the program: a module with `build()` and `train(model, record)`."""
+    model, loop = drawn["model"], drawn["loop"]
+    parts = [
+        _HEAD % model["time"],
+        classes_text(model),
+        net_text(model),
+        helpers_text(model),
+        _BUILD,
+        train_text(model, loop),
+    ]
+    return "\n\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def standalone(drawn: Drawn, way: dict[str, Any], head: str) -> str:
+    """A file that runs alone: plainly, and with --farspan under `farspan run`."""
+    options = pprint.pformat(way["options"], width=100, sort_dicts=False)
+    lines = []
+    if way.get("from_rank"):
+        lines += ["global GIVEN", "GIVEN = lambda batch: farspan.from_rank(0, batch if farspan.rank() == 0 else None)"]
+    made = "build()"
+    if way.get("deferred"):
+        lines += ["with farspan.deferred_init():", "    model = build()"]
+        made = "model"
+    lines.append(f"model = farspan.distribute({made}, **{options})".replace("\n", "\n" + " " * 12))
+    body = "\n".join(f"        {line}" for line in lines)
+    text = source(drawn).replace("import copy\n", "import copy\nimport hashlib\n")
+    start = f'"""{head.strip()}\n\nstart with   farspan run -n {way["ranks"]} FILE --farspan   ({in_words(way)})\n"""\n'
+    return f"{start}{text}\n\n{_MAIN % {'farspan': body}}\n# drawn: {json.dumps({**drawn, 'ways': [way]})}\n"
