@@ -49,6 +49,8 @@ class PlainMean(nn.Module):
 
 
 class BufferMean(nn.Module):
+    mean: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(W))
@@ -65,6 +67,8 @@ class BufferMean(nn.Module):
 class BufferSet(nn.Module):
     """A buffer that is another tensor after each call."""
 
+    mean: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(W))
@@ -78,6 +82,8 @@ class BufferSet(nn.Module):
 
 class Queue(nn.Module):
     """A ring of the last means, at a place that a Python number holds."""
+
+    queue: torch.Tensor
 
     def __init__(self):
         super().__init__()
