@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import decimal
 import queue
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import farspan
 from farspan.errors import RecordError
+from farspan.record import recorder
+from farspan.record.surgery.opened import call_parts
 
 STEP = contextvars.ContextVar("step", default=0)
 
@@ -68,6 +71,13 @@ class CountsInAContext(Tanh):
     def forward(self, x: Tensor) -> Tensor:
         STEP.set(STEP.get() + 1)
         return super().forward(x) * STEP.get()
+
+
+class Rounds(Tanh):
+    """Python keeps the way of rounding in a context variable, which is set when it is first asked for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float(decimal.Decimal(1) / decimal.Decimal(4))
 
 
 class TakesInTurn(Tanh):
@@ -226,6 +236,18 @@ def test_a_line_is_printed_once_a_call_on_each_rank(kind: type[Tanh], capsys: py
     models = [built(kind) for _ in range(2)]
     assert run_threads(2, lambda rank: train(farspan.distribute(models[rank]))) == [plain] * 2
     assert capsys.readouterr().out.count("a line") == 8
+
+
+def test_variables_of_libraries_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> list[float]:
+        return contextvars.Context().run(train, farspan.distribute(models.pop()))
+
+    models = [built(Rounds) for _ in range(3)]
+    plain = train(models.pop())
+    opened: list[Any] = []
+    monkeypatch.setattr(recorder, "call_parts", lambda *args: opened.append(args) or call_parts(*args))
+    assert run_threads(2, lambda _: program()) == [plain] * 2
+    assert not opened
 
 
 def test_a_file_is_written_to_once_a_call_on_each_rank(tmp_path: Path) -> None:
