@@ -186,6 +186,16 @@ class KeepsALog(Tanh):
         return super().forward(x)
 
 
+class KeepsAState(KeepsALog):
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[str, Tensor] = {}
+
+    def logged(self, x: Tensor) -> Tensor:
+        self.states["last"] = torch.tanh(x + self.states.get("last", torch.zeros_like(x))).detach()
+        return Tanh.forward(self, self.states["last"] + x)
+
+
 class KeepsAMean(KeepsALog):
     mean: Any
 
@@ -277,3 +287,9 @@ def test_buffers_and_tensors_that_a_backward_sets_are_the_same_on_all_ranks(kind
     models = [built(kind) for _ in range(3)]
     plain = program(models[2])
     assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [plain] * 2
+
+
+def test_a_state_that_a_checkpoint_reads_again_is_an_error_with_the_modules_name() -> None:
+    models = [built(KeepsAState) for _ in range(2)]
+    with pytest.raises(RecordError, match="1: its backward reads a value that a call has set as an attribute"):
+        run_threads(2, lambda rank: train(farspan.distribute(models[rank])))

@@ -158,12 +158,20 @@ def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
     modules of `leaves`. A tensor that their forward sets, and a checkpoint sets again, is the one of the forward.
 
     Raises:
-        RecordError: It has changed one, which the other ranks cannot know.
+        RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
     """
     before = [(leaf, module, own_attributes(module)) for leaf in leaves for module in leaf.modules]
     objects = [leaf.own_objects for leaf in leaves if leaf.own_objects is not None]
     glances = [each for each in objects if not each.has_changed()]
-    yield
+    try:
+        yield
+    except LeakError as error:
+        names = " or ".join([leaf.name for leaf in leaves])
+        raise RecordError(
+            f"{names}: its backward reads a value that a call has set as an attribute.",
+            why="a checkpoint computes a part of the module again, or an autograd function reads what the module holds.",
+            hint="give the state to forward as an argument, and return the new one",
+        ) from error
     for leaf, module, then in before:
         for name, item in own_attributes(module, is_copy=False).items():
             if isinstance(item, torch.Tensor) and isinstance(then.get(name), torch.Tensor):
