@@ -169,7 +169,7 @@ def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
         names = " or ".join([leaf.name for leaf in leaves])
         raise RecordError(
             f"{names}: its backward reads a value that a call has set as an attribute.",
-            why="a checkpoint computes a part of the module again, or an autograd function reads what the module holds.",
+            why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
     for leaf, module, then in before:

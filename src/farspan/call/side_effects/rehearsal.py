@@ -13,9 +13,11 @@ import builtins
 import contextlib
 import contextvars
 import functools
+import gc
 import io
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from farspan.call.leaf import LeakError
 __all__ = ["rehearsed"]
 
 _WRITES = frozenset("wax+")
+_NOBODYS = (contextvars.Context, contextvars.Token, types.FrameType)
 _LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "sympy", "mpmath", "numpy"}
 _lock = threading.Lock()
 _thread = threading.local()
@@ -52,15 +55,12 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def _is_of_program(variable: contextvars.ContextVar[Any]) -> bool:
-    """Returns whether a file that is neither Python's own nor torch's holds a variable. The variables of torch's
-    settings, and of the packages that torch computes sizes with, change when and as they like.
+    """Returns whether a file, or an object of a class, that is neither Python's own nor torch's holds a variable. The
+    variables of torch's settings, and of the packages that torch computes sizes with, change when and as they like.
     """
-    holders = [name for name, module in [*sys.modules.items()] if any(item is variable for item in _held_by(module))]
-    return any(name.partition(".")[0] not in _LIBRARIES for name in holders)
-
-
-def _held_by(module: Any) -> list[Any]:
-    return [*getattr(module, "__dict__", {}).values()]
+    holders = [item for item in gc.get_referrers(variable) if not isinstance(item, _NOBODYS)]
+    names = [item.get("__name__", "") if type(item) is dict else type(item).__module__ for item in holders]
+    return any(str(name).partition(".")[0] not in _LIBRARIES for name in names if name)
 
 
 @contextlib.contextmanager
