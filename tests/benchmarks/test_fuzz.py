@@ -39,7 +39,9 @@ WAY = {"ranks": 2, "options": {"measure": False}}
 
 
 @pytest.fixture(autouse=True)
-def _same_output() -> Iterator[None]:
+def _as_in_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name, value in (ranks.RECORDED | {"XDG_CACHE_HOME": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
     out = sys.stdout
     yield
     sys.stdout = out
