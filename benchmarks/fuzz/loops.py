@@ -249,7 +249,7 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     "penalty of hidden": {"loss": ["loss = loss + 1e-2 * hidden.square().mean()"]},
     "reads state of optimizer": {
         "end": [
-            'states = optimizer.state_dict()["state"].values()',
+            'states = [state for _, state in sorted(optimizer.state_dict()["state"].items())]',
             'record("optimizer", [v.sum().item() for s in states for _, v in sorted(s.items()) if torch.is_tensor(v)])',
         ]
     },

@@ -30,6 +30,12 @@ class LeakError(RecordError):
     """
 
 
+class TraceError(LeakError):
+    """A call leaves a trace that a second run of it would leave twice: it prints, writes into a file, counts in a
+    variable around it.
+    """
+
+
 def reaches_outside(error: BaseException) -> bool:
     """Returns whether a call that raised `error` needs what is outside its module: its parts are called one by one
     instead."""
@@ -106,6 +112,7 @@ class Leaf(ModuleTarget):
         "is_open",
         "is_repeating",
         "key",
+        "leaves_trace",
         "module",
         "modules",
         "name",
@@ -138,6 +145,8 @@ class Leaf(ModuleTarget):
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
         """True if its parts are called one by one instead, since it reaches outside itself."""
+        self.leaves_trace = False
+        """True if it is open since it prints, or the like."""
         self.is_repeating = False
         """True if it computes calls of another one again, and is given all that these write into."""
         self.is_resolved = False

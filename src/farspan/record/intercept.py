@@ -27,6 +27,7 @@ from farspan.call.user_hooks import call_with_user_hooks, check_container, open_
 from farspan.launch.raised.tracebacks import cut_frames
 from farspan.record.across_ranks.hook_traces import watched
 from farspan.record.around_calls import check_around, check_cached, install_around, is_seen_inside, refuse_trace
+from farspan.record.in_checkpoint import unchanged_in_checkpoint
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
@@ -64,7 +65,7 @@ from farspan.torch_private import (
     watch_autocast_regions,
     watch_backward_hooks,
 )
-from farspan.torch_private.flags import is_called_plainly
+from farspan.torch_private.flags import is_called_plainly, is_in_checkpoint
 
 __all__ = ["Intercept", "install", "watch_module"]
 
@@ -227,6 +228,9 @@ def _record_module(recorder: Recording, module: nn.Module, args: tuple[Any, ...]
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
     try:
+        if recorder.is_checkpointed or is_in_checkpoint():
+            with unchanged_in_checkpoint(recorder, module, leaf):
+                return call_container(module, *args, **kwargs)
         return call_container(module, *args, **kwargs)
     except (WholeError, RuntimeError) as error:
         recorder.frame = outer

@@ -20,8 +20,8 @@ from farspan.call.draws.program_draws import ProgramDraws
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown, meta_of
 from farspan.call.infer.fallbacks import MetadataCache
-from farspan.call.leaf import Leaf, LeakError, Placed, Target
-from farspan.call.modes import Modes, Regions, current_modes, saved_hooks
+from farspan.call.leaf import Leaf, LeakError, Placed, Target, TraceError
+from farspan.call.modes import Modes, Regions, current_modes
 from farspan.call.naming import find_where, format_where, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, shape_of_call
 from farspan.call.side_effects.attributes import attributes_of
@@ -32,6 +32,7 @@ from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
+from farspan.record.in_checkpoint import check_in_checkpoint, unchanged_in_checkpoint
 from farspan.record.lanes.batches import Batches
 from farspan.record.memory.leaves import become_leaf
 from farspan.record.memory.parameter_copies import Copies
@@ -59,6 +60,7 @@ from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
+from farspan.torch_private.flags import hooks_on_what_is_saved, is_in_checkpoint, is_of_a_checkpoint
 
 if TYPE_CHECKING:
     from farspan.record.runtime import Engine
@@ -75,6 +77,7 @@ class Recorder:
         self.engine: Engine
         self.is_recording = True  # not while calls run for real: in leaves, in the optimizer, in a metadata run
         self.is_in_optimizer = False
+        self.is_checkpointed = False
         self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}  # parameters and buffers of all distributed models, by id
         self.leaves: dict[int, Leaf] = {}
@@ -205,7 +208,12 @@ class Recorder:
                 return resolve(self, target, template, tensors, stage, entry, given)
         except LeakError as error:
             entry, reason = None, error.what
+            if isinstance(target, Leaf):
+                target.leaves_trace |= isinstance(error, TraceError)
         if entry is None:
+            if isinstance(target, Leaf) and (self.is_checkpointed or is_in_checkpoint()):
+                with unchanged_in_checkpoint(self, target.module, target):
+                    return call_parts(self, target, given, reason)
             return call_parts(self, target, given, reason)
         if isinstance(target, Leaf):
             if written_parameters(self, entry, tensors):
@@ -261,7 +269,14 @@ class Recorder:
         call = Call(target, template, arguments, entry, stage, modes, find_where(4))
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
-        call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
+        call.region = self.regions.of(modes)
+        if (hooks := hooks_on_what_is_saved()) is not None:
+            if is_of_a_checkpoint(hooks):  # what is called in one is recorded, and not computed again
+                check_in_checkpoint(self, call, tensors)
+            else:
+                call.saved_hooks = hooks
+        elif self.is_checkpointed:
+            check_in_checkpoint(self, call, tensors)
         call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current

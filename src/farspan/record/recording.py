@@ -188,6 +188,7 @@ class Recording(Protocol):
     engine: Engine
     is_recording: bool
     is_in_optimizer: bool
+    is_checkpointed: bool
     is_writing: bool
     placed: dict[int, Placed]
     leaves: dict[int, Leaf]

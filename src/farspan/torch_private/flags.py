@@ -29,6 +29,7 @@ __all__ = [
     "hooks_on_what_is_saved",
     "is_called_plainly",
     "is_nothing_around",
+    "is_in_checkpoint",
     "is_of_a_checkpoint",
     "transformation",
 ]
@@ -101,6 +102,12 @@ hooks_on_what_is_saved: Callable[[], tuple[Any, Any] | None] = functools.partial
 def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
     """Returns whether torch's checkpoint has set these hooks on saved tensors."""
     return getattr(hooks[0], "__module__", "") == _CHECKPOINT
+
+
+def is_in_checkpoint() -> bool:
+    """Returns whether the program is in a part that torch's checkpoint would compute again."""
+    hooks = hooks_on_what_is_saved()
+    return hooks is not None and is_of_a_checkpoint(hooks)
 
 
 _CHECKPOINT = "torch.utils.checkpoint"

@@ -19,7 +19,7 @@ from farspan.call.leaf import LeakError
 from farspan.call.pytree.holes import numbers_of
 from farspan.call.pytree.template import flatten
 from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, no_dispatch, set_version, tensors_in
-from farspan.torch_private.flags import hooks_on_what_is_saved, is_of_a_checkpoint
+from farspan.torch_private.flags import is_in_checkpoint
 
 __all__ = [
     "Generators",
@@ -103,8 +103,7 @@ class Watch(TorchDispatchMode):
         schema = func._schema.arguments
         given = {}
         self.goes_back |= "_backward" in func.__name__
-        if not self.is_checkpointed and (hooks := hooks_on_what_is_saved()) is not None:
-            self.is_checkpointed = is_of_a_checkpoint(hooks)
+        self.is_checkpointed = self.is_checkpointed or is_in_checkpoint()
         if "batch_norm" in func.__name__:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
         if given.get("training", given.get("use_input_stats")):

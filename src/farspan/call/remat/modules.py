@@ -19,7 +19,7 @@ from farspan.call.leaf import swapped
 from farspan.call.modes import apply_modes, current_modes
 from farspan.call.pytree.template import Flattener, rebuild
 from farspan.call.remat.unit import Unit
-from farspan.call.side_effects.attributes import own_attributes, put_own_attributes
+from farspan.call.side_effects.attributes import HeldState
 from farspan.torch_private import is_compiled
 
 __all__ = ["ModuleUnits"]
@@ -66,7 +66,7 @@ class ModuleUnits:
         inputs = [item.detach().requires_grad_(item.requires_grad) for item in tensors]
         buffers = _WrittenBuffers(modules, self.written)
         tables = [_tables_of(part) for part in modules]
-        attributes = [own_attributes(part) for part in modules]
+        held = HeldState(modules)
         moment = (
             contextlib.nullcontext if active.recorder is None else active.recorder.held_objects.moments.present.being
         )
@@ -77,7 +77,8 @@ class ModuleUnits:
         def again() -> None:
             args, kwargs = rebuild(template, inputs)
             with (
-                _as_then(modules, tables, attributes),
+                _with_tables(modules, tables),
+                held.present(),
                 moment(),
                 buffers.put_back(),
                 apply_modes(modes),
@@ -127,18 +128,13 @@ def _put_tables(module: nn.Module, tables: _Tables) -> None:
 
 
 @contextlib.contextmanager
-def _as_then(
-    modules: Sequence[nn.Module], tables: Sequence[_Tables], attributes: Sequence[dict[str, Any]]
-) -> Iterator[None]:
-    """Let `modules` hold what they held, in the body."""
+def _with_tables(modules: Sequence[nn.Module], tables: Sequence[_Tables]) -> Iterator[None]:
+    """Let `modules` have the parameters and buffers that they had, in the body."""
     tables_now = [_tables_of(module) for module in modules]
-    attributes_now = [own_attributes(module, is_copy=False) for module in modules]
     try:
-        for module, table, attribute in zip(modules, tables, attributes, strict=True):
+        for module, table in zip(modules, tables, strict=True):
             _put_tables(module, table)
-            put_own_attributes(module, attribute)
         yield
     finally:
-        for module, table, attribute in zip(modules, tables_now, attributes_now, strict=True):
+        for module, table in zip(modules, tables_now, strict=True):
             _put_tables(module, table)
-            put_own_attributes(module, attribute)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from farspan.errors import RecordError
 
 __all__ = [
     "Attributes",
+    "HeldState",
     "OwnObjects",
     "attributes_of",
     "attributes_sharing",
@@ -46,7 +46,6 @@ Attributes = dict[str, Any]
 """Attributes by "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
-_CONTENTS = (list, dict, set)
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
 
@@ -70,11 +69,9 @@ def put_attributes(modules: Sequence[nn.Module], keys: Collection[str], values: 
             module.__dict__.pop(name, None)
 
 
-def own_attributes(module: nn.Module, *, is_copy: bool = True) -> Attributes:
-    """Returns all attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and
-    sets."""
-    found = {name: item for name, item in module.__dict__.items() if name not in _OF_TORCH}
-    return {name: _copy(item) for name, item in found.items()} if is_copy else found
+def own_attributes(module: nn.Module) -> Attributes:
+    """Returns all attributes of `module` that are not torch's own, by name."""
+    return {name: item for name, item in module.__dict__.items() if name not in _OF_TORCH}
 
 
 def put_own_attributes(module: nn.Module, values: Attributes) -> None:
@@ -152,6 +149,43 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
             raise LeakError("a module sets an object whose state cannot be looked into")
 
 
+class HeldState:
+    """All that some modules hold now in attributes that are not torch's own, at any depth."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._held = [(module, own_attributes(module)) for module in modules]
+        self._state = State(item for _, held in self._held for item in held.values())
+
+    @contextlib.contextmanager
+    def present(self) -> Iterator[None]:
+        """Let the modules hold this in the body, whatever they hold by then, and that again after it."""
+        now = HeldState([module for module, _ in self._held])
+        self._put()
+        try:
+            yield
+        finally:
+            now._put()
+
+    def _put(self) -> None:
+        for module, held in self._held:
+            put_own_attributes(module, held)
+        self._state.put_back(self._state.changed())
+
+    def changed(self) -> list[tuple[nn.Module, str]]:
+        """Returns the attributes that hold something else now, but for tensors in the place of tensors: these are put
+        back.
+        """
+        inside, found = self._state.changed(), list[tuple[nn.Module, str]]()
+        for module, held in self._held:
+            for name, item in own_attributes(module).items():
+                then = held.get(name, _ABSENT)
+                if isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
+                    module.__dict__[name] = then
+                elif not is_same(item, then) or self._state.reaches(then, inside):
+                    found.append((module, name))
+        return found
+
+
 @contextlib.contextmanager
 def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
@@ -160,43 +194,23 @@ def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
     """
-    before = [(leaf, module, own_attributes(module)) for leaf in leaves for module in leaf.modules]
-    objects = [leaf.own_objects for leaf in leaves if leaf.own_objects is not None]
-    glances = [each for each in objects if not each.has_changed()]
+    names = " or ".join([leaf.name for leaf in leaves])
+    before = HeldState([module for leaf in leaves for module in leaf.modules])
     try:
         yield
     except LeakError as error:
-        names = " or ".join([leaf.name for leaf in leaves])
         raise RecordError(
             f"{names}: its backward reads a value that a call has set as an attribute.",
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for leaf, module, then in before:
-        for name, item in own_attributes(module, is_copy=False).items():
-            if isinstance(item, torch.Tensor) and isinstance(then.get(name), torch.Tensor):
-                module.__dict__[name] = then[name]
-            elif not _holds_the_same(item, then.get(name, _ABSENT)):
-                raise _changed_in_backward(leaf, f"{type(module).__name__}.{name}")
-    if any(each.has_changed() for each in glances):
-        raise _changed_in_backward(leaves[0], "an object that a module holds")
-
-
-def _holds_the_same(item: Any, then: Any) -> bool:
-    if type(item) not in _CONTENTS or type(item) is not type(then):
-        return is_same(item, then)
-    if type(item) is dict:
-        item, then = [list(chain.from_iterable(pairs.items())) for pairs in (item, then)]
-    return len(item) == len(then) and (item == then if type(item) is set else all(map(is_same, item, then)))
-
-
-def _changed_in_backward(leaf: Leaf, what: str) -> RecordError:
-    return RecordError(
-        f"{leaf.name}: its backward changes {what}.",
-        why="a backward runs on one rank, and the other ranks would not see the change.",
-        hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
-        "in a module that a checkpoint computes again, change it outside of the checkpoint",
-    )
+    for module, name in before.changed():
+        raise RecordError(
+            f"{names}: its backward changes {type(module).__name__}.{name}.",
+            why="a backward runs on one rank, and the other ranks would not see the change.",
+            hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
+            "in a module that a checkpoint computes again, change it outside of the checkpoint",
+        )
 
 
 def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:
@@ -221,7 +235,7 @@ def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]
 def holds_hidden(modules: Sequence[nn.Module]) -> bool:
     """Returns whether the modules hold objects with state that cannot be inspected, and may change."""
     state = State(item for _, item in _unknown_attributes(modules, ()))
-    return bool(hidden_in([own_attributes(module, is_copy=False) for module in modules], state.holders))
+    return bool(hidden_in([own_attributes(module) for module in modules], state.holders))
 
 
 class OwnObjects:
@@ -296,10 +310,6 @@ def _unknown_attributes(modules: Sequence[nn.Module], known: Collection[str]) ->
         for name, item in module.__dict__.items()
         if name not in _OF_TORCH and f"{number}.{name}" not in known
     ]
-
-
-def _copy(item: Any) -> Any:
-    return type(item)(item) if type(item) in _CONTENTS else item
 
 
 def _find(modules: Sequence[nn.Module], key: str) -> tuple[nn.Module, str]:

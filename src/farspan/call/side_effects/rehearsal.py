@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from farspan.call.leaf import LeakError
+from farspan.call.leaf import TraceError
 
 __all__ = ["rehearsed"]
 
@@ -39,7 +39,7 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function`, whose Python runs once more later.
 
     Raises:
-        LeakError: It was about to leave a trace.
+        TraceError: It was about to leave a trace.
     """
     context = contextvars.copy_context()
     before = dict(context)
@@ -49,7 +49,7 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise stopped[0]
     for variable, value in context.items():
         if before.get(variable, stopped) is not value and _is_of_program(variable):
-            raise LeakError(f"it sets the context variable {variable.name}")
+            raise TraceError(f"it sets the context variable {variable.name}")
     return result
 
 
@@ -64,10 +64,10 @@ def _is_of_program(variable: contextvars.ContextVar[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _nothing_written() -> Iterator[list[LeakError]]:
+def _nothing_written() -> Iterator[list[TraceError]]:
     """In the body nothing is written to the console or into files by this thread; yields the errors that stopped it."""
     global _num_running
-    stopped: list[LeakError] = []
+    stopped: list[TraceError] = []
     with _lock:
         _num_running += 1
         if _num_running == 1:
@@ -85,9 +85,9 @@ def _nothing_written() -> Iterator[list[LeakError]]:
 
 def _stop(what: str) -> None:
     """Raise if this thread rehearses."""
-    stopped: list[LeakError] | None = getattr(_thread, "stopped", None)
+    stopped: list[TraceError] | None = getattr(_thread, "stopped", None)
     if stopped is not None:
-        stopped.append(LeakError(what))
+        stopped.append(TraceError(what))
         raise stopped[-1]
 
 

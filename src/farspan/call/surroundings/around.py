@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farspan.call.leaf import LeakError
+from farspan.call.leaf import TraceError
 from farspan.call.pytree.by_id import ById
 from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
@@ -59,7 +59,7 @@ _MOST_KNOWN = 64
 _in_cell = operator.attrgetter("cell_contents")
 
 
-class AroundError(LeakError):
+class AroundError(TraceError):
     """Something around the code of a module has changed while it ran: by the module, or by another thread."""
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from farspan.call.infer.entry import meta_of
 from farspan.call.infer.symbolic import Numbers
-from farspan.call.leaf import Placed
+from farspan.call.leaf import Placed, TraceError
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.pytree.template import flatten, rebuild
@@ -27,6 +27,7 @@ from farspan.call.rows.follow import RowsError
 from farspan.call.rows.trace import SAME, RowsApart, follow_rows
 from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.attributes import own_attributes
+from farspan.call.side_effects.rehearsal import rehearsed
 from farspan.launch.rank.interrupts import signals_held
 from farspan.record.lanes.batches import Lanes, NotInLanesError
 from farspan.record.lanes.examination import Lane, counting, cut_tensors, difference
@@ -254,11 +255,14 @@ class BatchedModel:
             places = frozenset([numbers.place_of(metas, number) for number in positions])
             varying = sorted(kind.varying - places)
             try:
-                apart = _aside(recorder, follow_rows, self.model, placed, numbers, metas, positions, varying, LOSSES)
+                given = (self.model, placed, numbers, metas, positions, varying, LOSSES)
+                apart = rehearsed(_aside, recorder, follow_rows, *given)
                 if attempt.has_changed():
                     return Cut(
                         reason="its forward changes attributes, lists or counters of its modules", is_provisional=True
                     )
+            except TraceError as error:
+                return Cut(reason=error.what.rstrip("."))
             except RowsError as error:
                 reasons.append(str(error))
                 continue
@@ -364,7 +368,7 @@ def _state_of(recorder: Recording, modules: Sequence[nn.Module]) -> Any:
     attributes = [
         (number, name, canonical(item))
         for number, module in enumerate(containers)
-        for name, item in own_attributes(module, is_copy=False).items()
+        for name, item in own_attributes(module).items()
         if is_plain(item)
     ]
     return (

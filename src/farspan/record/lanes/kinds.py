@@ -112,7 +112,7 @@ class Around:
         if self._surroundings is None:
             self._surroundings = Surroundings(*kinds_of(modules))
         self._surroundings.look()
-        attributes = [item for module in modules for item in own_attributes(module, is_copy=False).values()]
+        attributes = [item for module in modules for item in own_attributes(module).values()]
         held = [item for item in attributes if not is_plain(item)]
         is_known = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
         if self._objects is None or not is_known or self._objects.has_changed():

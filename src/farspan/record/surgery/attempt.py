@@ -51,13 +51,13 @@ class Attempt:
 
     def __init__(self, recorder: Recording, module: nn.Module) -> None:
         self._bring_generators_back = recorder.draws.mark()
-        self._before = [(part, own_attributes(part, is_copy=False)) for part in module.modules()]
+        self._before = [(part, own_attributes(part)) for part in module.modules()]
         self._state = State(item for _, held in self._before for item in held.values())
 
     def has_changed(self) -> bool:
         """Returns whether the modules hold other attributes by now, or other things in their objects."""
         for part, held in self._before:
-            now = own_attributes(part, is_copy=False)
+            now = own_attributes(part)
             if now.keys() != held.keys() or not all(is_same(item, held[name]) for name, item in now.items()):
                 return True
         return bool(self._state.changed())

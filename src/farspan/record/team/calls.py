@@ -37,8 +37,20 @@ def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs:
 def checkpointed() -> Iterator[None]:
     """What is recorded in the body runs in a checkpoint: where stages are split it is computed again as it asks."""
     recorder = active.recorder
-    splitting = None if recorder is None or not recorder.is_recording else recorder.splitting
-    if splitting is None or not splitting.stages or splitting.unit is not None:
+    if recorder is None or not recorder.is_recording:
+        yield
+        return
+    was_checkpointed, recorder.is_checkpointed = recorder.is_checkpointed, True
+    try:
+        with _in_a_unit(recorder.splitting):
+            yield
+    finally:
+        recorder.is_checkpointed = was_checkpointed
+
+
+@contextlib.contextmanager
+def _in_a_unit(splitting: SplitStages) -> Iterator[None]:
+    if not splitting.stages or splitting.unit is not None:
         yield
         return
     splitting.unit = own = object()

@@ -1,0 +1,66 @@
+"""Refuses what a checkpoint would do twice, where its parts lie on several stages.
+
+    checkpoint(block, x)      one process runs `block` again in the backward: it counts, prints and averages once more
+
+What is called in a checkpoint is recorded call by call, where the module lies on several stages, and is not computed
+again. A program whose numbers hang on the second run would get others. (A module that one stage runs as a whole is
+computed again by torch, as in one process.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from farspan.call.leaf import Leaf
+from farspan.call.side_effects.attributes import HeldState
+
+if TYPE_CHECKING:
+    from farspan.graph import Call
+    from farspan.record.recording import Recording
+
+__all__ = ["check_in_checkpoint", "unchanged_in_checkpoint"]
+
+
+def check_in_checkpoint(recorder: Recording, call: Call, tensors: list[Any]) -> None:
+    """Raise if a call in a checkpoint writes into what its module, or the model, keeps.
+
+    Raises:
+        RecordError: It does.
+    """
+    leaf = call.target if type(call.target) is Leaf else None
+    if leaf is not None and (call.entry.attributes or any(item.is_written for item in leaf.buffers)):
+        _refuse(recorder, f"{leaf.name} changes its buffers or attributes")
+    if any(id(tensors[number]) in recorder.placed for number in call.entry.mutated if number < len(tensors)):
+        _refuse(recorder, f"{call.entry.name} writes into a parameter or buffer")
+
+
+@contextlib.contextmanager
+def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf | None) -> Iterator[None]:
+    """Call in the body, in a checkpoint, a module whose parts lie on several stages.
+
+    Args:
+        recorder: Of this rank.
+        module: What is called.
+        leaf: It, as it would be called as a whole if it left no trace.
+
+    Raises:
+        RecordError: It changes what it holds, or leaves a trace outside of itself.
+    """
+    if leaf is not None and leaf.leaves_trace:
+        _refuse(recorder, f"{leaf.name} prints, writes into a file, or sets a variable around it")
+    held = HeldState([module])
+    yield
+    for _, name in held.changed():
+        _refuse(recorder, f"a {type(module).__name__} changes its attribute {name}")
+
+
+def _refuse(recorder: Recording, what: str) -> None:
+    recorder.refuse(
+        f"{what} in a checkpoint whose parts lie on several stages",
+        why="one process would compute it again in the backward, and do so twice.",
+        hint="leave the checkpoint out, and let farspan compute it again: farspan.distribute(model, remat=True)",
+    )
