@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 import decimal
 import queue
 from pathlib import Path
@@ -293,3 +294,88 @@ def test_a_state_that_a_checkpoint_reads_again_is_an_error_with_the_modules_name
     models = [built(KeepsAState) for _ in range(2)]
     with pytest.raises(RecordError, match="1: its backward reads a value that a call has set as an attribute"):
         run_threads(2, lambda rank: train(farspan.distribute(models[rank])))
+
+
+class Part(nn.Module):
+    """A checkpoint around what lies on two stages."""
+
+    def __init__(self, inner: nn.Module, *, is_reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.last, self.is_reentrant = inner, nn.Linear(4, 4), is_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.both, x, use_reentrant=self.is_reentrant)
+
+    def both(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(x))
+
+
+class Averages(Tanh):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(0), 0.5)
+        return super().forward(x) - self.mean
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (CountsInAContext, "1.inner prints, writes into a file, or sets a variable around it"),
+        (Averages, "1.inner changes its buffers or attributes"),
+        (TakesInTurn, "1.inner changes its buffers or attributes"),
+    ],
+)
+def test_what_a_checkpoint_over_stages_would_do_twice_is_an_error(
+    kind: type[Tanh], what: str, *, is_reentrant: bool
+) -> None:
+    plan = {"0": "rank:0", "1.inner": "rank:0", "1.last": "rank:1"}
+    models = [nn.Sequential(nn.Linear(4, 4), Part(kind(), is_reentrant=is_reentrant)) for _ in range(2)]
+    with pytest.raises(RecordError, match=f"{what} in a checkpoint whose parts lie on several stages"):
+        run_threads(2, lambda rank: train(farspan.distribute(models[rank], plan=plan)))
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_a_checkpoint_over_stages_that_changes_nothing_is_recorded(*, is_reentrant: bool) -> None:
+    torch.manual_seed(0)
+    plan = {"0": "rank:0", "1.inner": "rank:0", "1.last": "rank:1"}
+    model = nn.Sequential(nn.Linear(4, 4), Part(Tanh(), is_reentrant=is_reentrant))
+    models = [copy.deepcopy(model) for _ in range(2)]
+    assert run_threads(2, lambda rank: train(farspan.distribute(models[rank], plan=plan))) == [train(model)] * 2
+
+
+class Alternates(nn.Module):
+    """The order of its dictionary says which of two layers is next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.order = collections.OrderedDict(a=0, b=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        name = next(iter(self.order))
+        self.order.move_to_end(name)
+        return torch.tanh(self.layers[self.order[name]](x))
+
+
+def test_what_remat_computes_again_finds_what_it_found() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Tanh(), Alternates(), nn.Linear(4, 4))
+    models = [copy.deepcopy(model) for _ in range(2)]
+    assert run_threads(2, lambda rank: train(farspan.distribute(models[rank], remat=True))) == [train(model)] * 2
+
+
+def test_a_batch_of_a_model_that_leaves_a_trace_stays_whole() -> None:
+    plain = contextvars.copy_context().run(train, built(CountsInAContext))
+    models = [built(CountsInAContext) for _ in range(2)]
+
+    def program(rank: int) -> list[float]:
+        return contextvars.copy_context().run(train, farspan.distribute(models[rank], micro_batches=3))
+
+    assert run_threads(2, program) == [plain] * 2
