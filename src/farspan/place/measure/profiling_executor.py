@@ -103,6 +103,8 @@ class ProfilingExecutor(Executor):
         self._trains: dict[object, bool] = {}
         self._own_memory: set[int] = set()
         self._working = Working()
+        if engine.sanitizer is not None:
+            engine.sanitizer.watch_executor(self)
 
     @property
     def is_dry(self) -> bool:
