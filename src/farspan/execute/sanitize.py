@@ -11,7 +11,6 @@ It is put around the parts of an engine when that is made; where it is off, noth
 
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 import time
@@ -29,16 +28,16 @@ from farspan.errors import SanitizeError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward import unsaved
-from farspan.execute.sanitized_calls import check_calls
+from farspan.execute.sanitized_calls import check_calls, digest_of
 from farspan.execute.step.executor import Executor
 from farspan.graph import BackwardSegment, Edge, Graph, Meta, Segment, Value
 from farspan.program.cache import Programs
 from farspan.program.options import Settings
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import drawn_name
-from farspan.torch_private import DisableTorchFunction, fill_with_poison, is_fake, no_dispatch, num_users_of_storage
+from farspan.torch_private import fill_with_poison, is_fake, num_users_of_storage
 
-__all__ = ["Sanitizer", "digest_of"]
+__all__ = ["Sanitizer"]
 
 _LONGEST_DELAY_S = 3e-3
 _DELAYED = 0.3
@@ -207,19 +206,13 @@ class _Released:
         self.dtype = dtype
 
 
-_ALONE = num_users_of_storage(_Released(torch.empty(1, device="cpu").untyped_storage(), torch.float32).storage)
+_alone = _Released(torch.empty(1, device="cpu").untyped_storage(), torch.float32)
+_ALONE = num_users_of_storage(_alone.storage)
 
 
 def is_plain(tensor: Any) -> bool:
     """Returns whether it is a tensor with memory that can be looked at."""
     return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta and not is_fake(tensor)
-
-
-def digest_of(tensor: torch.Tensor) -> bytes:
-    """Returns a digest of a tensor's elements."""
-    with no_dispatch(), DisableTorchFunction(), torch.no_grad():
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        return hashlib.blake2b(plain.view(torch.uint8).numpy(), digest_size=8).digest()
 
 
 def current() -> Sanitizer | None:

@@ -25,7 +25,7 @@ from farspan.execute.step import segment
 from farspan.graph import Call, Value
 from farspan.torch_private import DisableTorchFunction, TorchDispatchMode, is_fake, no_dispatch
 
-__all__ = ["check_calls"]
+__all__ = ["check_calls", "digest_of"]
 
 
 class _Checking(Protocol):
@@ -58,6 +58,14 @@ def check_calls(current: Callable[[], _Checking | None]) -> None:
     segment.call_target = checked
 
 
+def digest_of(tensor: torch.Tensor) -> bytes:
+    """Returns a digest of a tensor's elements."""
+    with no_dispatch(), DisableTorchFunction(), torch.no_grad():
+        copy = tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
+        flat = copy.reshape(-1).view(torch.uint8).numpy()  # of a copy: it marks the memory as an array's for good
+        return hashlib.blake2b(flat, digest_size=8).digest()
+
+
 class _State(NamedTuple):
     version: int
     storage: int
@@ -68,10 +76,7 @@ def _state_of(tensor: torch.Tensor) -> _State | None:
     """Returns what changes when a tensor is written into; None for what has no memory of its own."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or tensor.is_meta:
         return None
-    with no_dispatch(), DisableTorchFunction(), torch.no_grad():
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        digest = hashlib.blake2b(plain.view(torch.uint8).numpy(), digest_size=8).digest()
-    return _State(0 if tensor.is_inference() else tensor._version, storage_id(tensor), digest)
+    return _State(0 if tensor.is_inference() else tensor._version, storage_id(tensor), digest_of(tensor))
 
 
 def _check_written(
