@@ -134,8 +134,8 @@ class DeadlineError(FarspanError):
 
 
 class SanitizeError(FarspanError):
-    """FARSPAN_SANITIZE has found what must not be: memory used after its release, a value that has changed, a prediction
-    that a call has not kept."""
+    """FARSPAN_SANITIZE has found what must not be: released memory that is used, a value that has changed, a
+    prediction that a call has not kept."""
 
 
 class CheckpointError(FarspanError):

@@ -50,7 +50,7 @@ TRACEBACKS = {"short": "the program's frames and torch's", "full": "farspan's ow
 OUTPUTS = {"first": "rank 0's, and files for the others", "all": "each rank's"}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LONGEST_DEADLINE_S = 1e9
-_LONGEST_SEED = 18
+GREATEST_SEED = 10**18 - 1
 
 
 def text(name: str, given: Mapping[str, str] | None = None) -> str:
@@ -111,10 +111,10 @@ def seed(name: str, given: Mapping[str, str] | None = None) -> int | None:
         return None
     if found in _YES:
         return 1
-    if not (found.isascii() and found.isdecimal() and len(found) <= _LONGEST_SEED):
+    if not (found.isascii() and found.isdecimal() and len(found) <= len(str(GREATEST_SEED))):
         raise LaunchError(
             f"{PREFIX}{name}={quoted(found)} is neither yes nor no, and no seed.",
-            why=f"a seed is a whole number of at most {_LONGEST_SEED} digits; yes is {', '.join(_YES)}.",
+            why=f"a seed is a whole number from 1 to {GREATEST_SEED}; yes is {', '.join(_YES)}.",
             hint=f"{PREFIX}{name}=1, or unset it",
         )
     return int(found)

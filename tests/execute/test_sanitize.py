@@ -1,4 +1,4 @@
-"""FARSPAN_SANITIZE finds faults that are planted here, and finds none in right programs, whose numbers stay the same."""
+"""FARSPAN_SANITIZE finds faults that are planted here, and none in right programs, whose numbers stay the same."""
 
 from __future__ import annotations
 
@@ -252,7 +252,8 @@ def _step(num_ranks: int, num_micro_batches: int, *, is_team: bool) -> list[Task
         for rank in reversed(range(num_ranks)):
             forward = number * num_ranks + rank
             before = () if is_team or rank == num_ranks - 1 else (len(tasks) - 1,)
-            needs = tuple(sorted({forward, *before, *([last[rank]] if rank in last else [])}))
+            sums = (last[rank],) if rank in last else ()
+            needs = tuple(sorted({forward, *before, *sums}))
             last[rank] = len(tasks)
             tasks.append(_task(Kind.BACKWARD, rank, number, 0 if is_team else rank, needs, None))
     return tasks
@@ -292,7 +293,9 @@ def test_ranks_that_run_each_layer_together_have_one_order() -> None:
 # The setting.
 
 
-@pytest.mark.parametrize(("said", "wanted"), [("", None), ("0", None), ("no", None), ("yes", 1), ("1", 1), (" 42 ", 42)])
+@pytest.mark.parametrize(
+    ("said", "wanted"), [("", None), ("0", None), ("no", None), ("yes", 1), ("1", 1), (" 42 ", 42)]
+)
 def test_the_setting_is_yes_no_or_a_seed(monkeypatch: pytest.MonkeyPatch, said: str, wanted: int | None) -> None:
     monkeypatch.setenv("FARSPAN_SANITIZE", said)
     check()

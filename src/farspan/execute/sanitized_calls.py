@@ -1,7 +1,7 @@
 """Compares each call with its prediction: not only the first one of its kind, as `observe` does.
 
-    structure of the result | metadata | which argument a result is, or shares memory with | which arguments are
-    written | whether random numbers are drawn
+structure of the result | metadata | which argument a result is, or shares memory with | which arguments are
+written | whether random numbers are drawn
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ __all__ = ["check_calls", "digest_of"]
 class _Checking(Protocol):
     seed: int
     rank: int
-    has_generators: bool
+
+    @property
+    def has_generators(self) -> bool: ...
 
 
 def check_calls(current: Callable[[], _Checking | None]) -> None:
@@ -62,7 +64,9 @@ def digest_of(tensor: torch.Tensor) -> bytes:
     """Returns a digest of a tensor's elements."""
     with no_dispatch(), DisableTorchFunction(), torch.no_grad():
         copy = tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
-        flat = copy.reshape(-1).view(torch.uint8).numpy()  # of a copy: it marks the memory as an array's for good
+        flat = (
+            copy.reshape(-1).view(torch.uint8).numpy().tobytes()
+        )  # of a copy: it marks the memory as an array's for good
         return hashlib.blake2b(flat, digest_size=8).digest()
 
 
@@ -129,8 +133,8 @@ def _argument(call: Call, number: int) -> str:
 def _broken(checking: _Checking, call: Call, what: str, rule: str) -> SanitizeError:
     return SanitizeError(
         f"rank {checking.rank}: {call.entry.name} {what}.",
-        why=f"at {format_where(call.where)}, micro-batch {call.graph.index}, call {call.index} (rule: predictions hold, "
-        f"{rule}): it depends on the data, or on state that another rank has.",
+        why=f"at {format_where(call.where)}, micro-batch {call.graph.index}, call {call.index} (rule: predictions "
+        f"hold, {rule}): it depends on the data, or on state that another rank has.",
         hint="let the module do the same in every call, or place it together with its caller; "
         f"FARSPAN_SANITIZE={checking.seed} shows it again",
     )
