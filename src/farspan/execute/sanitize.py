@@ -43,7 +43,7 @@ _LONGEST_DELAY_S = 3e-3
 _DELAYED = 0.3
 """The part of all places at which a rank waits."""
 _AGREEMENTS = ("start", "wait_agreed", "contribute", "gathered")
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _thread = threading.local()
 _patching = threading.Lock()
@@ -63,6 +63,7 @@ class Sanitizer:
     def __init__(self, seed: int, rank: int) -> None:
         self.seed = seed
         self.rank = rank
+        self._thread_id = threading.get_ident()
         self._draw = random.Random(f"{seed}:{rank}")
         self._released: list[_Released] = []
         self._digests: weakref.WeakKeyDictionary[Value, bytes] = weakref.WeakKeyDictionary()
@@ -78,7 +79,7 @@ class Sanitizer:
     @property
     def has_generators(self) -> bool:
         """Returns whether nobody else draws from this process's generators."""
-        return len(_sanitizers) == 1
+        return all(each._thread_id == self._thread_id for each in _sanitizers)
 
     # Set-up.
 
@@ -160,6 +161,7 @@ class Sanitizer:
         """A step is over: what is in use now is not looked after any more, as the program may count who uses it."""
         self.sweep()
         self._released.clear()
+        self._of_gradients.clear()
 
     # Values that do not change.
 
@@ -257,6 +259,7 @@ class _Watched(Executor):
     sanitizer: Sanitizer
 
     def run(self, program: Program, interruption: Interruption, start: StepStart | None = None) -> None:
+        _thread.sanitizer = self.sanitizer  # one process may have another engine, to plan with
         super().run(program, interruption, start)
         self.sanitizer.sweep()
 
@@ -276,11 +279,19 @@ class _Watched(Executor):
             self.sanitizer.compare(value, f"rank {self.channels.rank}, {when} the forward of {segment.describe()},")
 
     def _backward(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
+        self._take(part)
+        super()._backward(part, leaves_weights=leaves_weights)
+
+    def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
+        for part in parts:
+            self._take(part)
+        super()._reduce(parts)
+
+    def _take(self, part: BackwardSegment) -> None:
         for edge in part.incoming:
             gradient = self.gradients.get(edge)
             self.sanitizer.compare_gradient(edge, gradient, f"rank {self.channels.rank}, in {part.describe()},")
             self.sanitizer.release(gradient)
-        super()._backward(part, leaves_weights=leaves_weights)
 
     def _wait(self, message: Message, where: str) -> None:
         super()._wait(message, where)
