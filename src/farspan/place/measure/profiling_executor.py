@@ -59,6 +59,8 @@ class ProfilingExecutor(Executor):
         has_run: Called after each task, with how many have run and how many are known of.
     """
 
+    measures = True
+
     def __init__(
         self,
         engine: Engine,
