@@ -1,4 +1,4 @@
-"""Two backwards through one segment: the first keeps its graph, and the last one, which releases it, is ready before."""
+"""Two backwards through one segment: the first keeps its graph, and the last one, which releases, is ready first."""
 
 from __future__ import annotations
 
