@@ -23,6 +23,7 @@ __all__ = [
     "PlanError",
     "RecordError",
     "RemoteError",
+    "SanitizeError",
     "ServiceError",
     "naming_keywords",
     "printable",
@@ -130,6 +131,11 @@ class ServiceError(FarspanError):
 
 class DeadlineError(FarspanError):
     """A wait took longer than its deadline: who waited for what, from whom, at which task."""
+
+
+class SanitizeError(FarspanError):
+    """FARSPAN_SANITIZE has found what must not be: released memory that is used, a value that has changed, a
+    prediction that a call has not kept."""
 
 
 class CheckpointError(FarspanError):

@@ -7,6 +7,7 @@
     FARSPAN_RECORD       whether a single process records too what several would, though nothing is to be won by it (no)
     FARSPAN_REPORT       file of the report on a training step (none)
     FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
+    FARSPAN_SANITIZE     whether all that farspan relies on is checked, slowly; a number is the seed of its delays (no)
     FARSPAN_SECRET       what all ranks of a run know and nobody else (new for each run)
     FARSPAN_STRAGGLER    seconds for which a rank must be slower than the others before the plan is searched again (30)
     FARSPAN_TRACEBACK    whose frames tracebacks show: "short" (the program's and torch's) or "full" (farspan's too)
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from farspan.errors import LaunchError, quoted
 from farspan.units import parse_number
 
-__all__ = ["OUTPUTS", "PREFIX", "TRACEBACKS", "check", "choice", "flag", "seconds", "text", "unknown_names"]
+__all__ = ["OUTPUTS", "PREFIX", "TRACEBACKS", "check", "choice", "flag", "seconds", "seed", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
 _SETTINGS = (
@@ -35,6 +36,7 @@ _SETTINGS = (
     "RECORD",
     "REPORT",
     "SAME_HOST",
+    "SANITIZE",
     "SECRET",
     "STRAGGLER",
     "TRACEBACK",
@@ -48,6 +50,7 @@ TRACEBACKS = {"short": "the program's frames and torch's", "full": "farspan's ow
 OUTPUTS = {"first": "rank 0's, and files for the others", "all": "each rank's"}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LONGEST_DEADLINE_S = 1e9
+GREATEST_SEED = 10**18 - 1
 
 
 def text(name: str, given: Mapping[str, str] | None = None) -> str:
@@ -93,6 +96,30 @@ def seconds(name: str, *, default: float) -> float:
     return value
 
 
+def seed(name: str, given: Mapping[str, str] | None = None) -> int | None:
+    """Returns a setting that says no, yes (1), or a number that yes is drawn from; None for no.
+
+    Args:
+        name: Its name after FARSPAN_.
+        given: Variables; None takes those of this process.
+
+    Raises:
+        LaunchError: It says something else.
+    """
+    found = text(name, given).lower()
+    if not found or found in _NO:
+        return None
+    if found in _YES:
+        return 1
+    if not (found.isascii() and found.isdecimal() and len(found) <= len(str(GREATEST_SEED))):
+        raise LaunchError(
+            f"{PREFIX}{name}={quoted(found)} is neither yes nor no, and no seed.",
+            why=f"a seed is a whole number from 1 to {GREATEST_SEED}; yes is {', '.join(_YES)}.",
+            hint=f"{PREFIX}{name}=1, or unset it",
+        )
+    return int(found)
+
+
 def choice(name: str, choices: Mapping[str, str], *, default: str, given: Mapping[str, str] | None = None) -> str:
     """Returns a setting that is one of several words.
 
@@ -128,6 +155,7 @@ def check() -> None:
     choice("OUTPUT", OUTPUTS, default="first")
     choice("TRACEBACK", TRACEBACKS, default="short")
     seconds("DEADLINE", default=300.0)
+    seed("SANITIZE")
     seconds("STRAGGLER", default=30.0)
 
 

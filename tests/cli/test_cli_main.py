@@ -26,7 +26,11 @@ def farspan(tmp_path):
 
     def call(*words: str, python=("-m", "farspan")) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
-        env = {name: text for name, text in env.items() if name not in ("FARSPAN_REPORT", "FARSPAN_VERBOSE")}
+        env = {
+            name: text
+            for name, text in env.items()
+            if name not in ("FARSPAN_REPORT", "FARSPAN_SANITIZE", "FARSPAN_VERBOSE")
+        }
         return subprocess.run(
             [sys.executable, *python, *words],
             stdin=subprocess.DEVNULL,
@@ -111,6 +115,13 @@ def test_options_reach_the_processes(farspan, tmp_path):
     assert result.stdout == f"0 [] {tmp_path / 'r.html'} 1\n"
     assert (tmp_path / "logs" / "rank1.log").read_text() == f"1 [] {tmp_path / 'r.html'} 1\n"
     assert str(tmp_path / "logs") in result.stderr
+
+
+@pytest.mark.parametrize(("words", "seed"), [([], None), (["--sanitize"], "1"), (["--sanitize=7"], "7")])
+def test_the_seed_of_sanitize_reaches_the_processes(farspan, tmp_path, words, seed):
+    (tmp_path / "show.py").write_text("import os; print(os.environ.get('FARSPAN_SANITIZE'))")
+    result = farspan("run", "-n", "2", *words, "show.py")
+    assert (result.returncode, result.stdout) == (0, f"{seed}\n"), result.stderr
 
 
 def test_exit_code_is_passed_on(farspan, tmp_path):

@@ -147,6 +147,14 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         type=whole_number(0, _MOST_PROCESSES),
         help="give this rank the console, for breakpoint() and pdb; the others wait for it as long as it takes",
     )
+    parser.add_argument(
+        "--sanitize",
+        nargs="?",
+        const=1,
+        type=whole_number(1, settings.GREATEST_SEED),
+        metavar="SEED",
+        help="check all that farspan relies on while the script runs, slowly; --sanitize=7 for other orders and delays",
+    )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.set_defaults(execute=_execute)
 
@@ -178,6 +186,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     environment: dict[str, str] = {}
     if arguments.report is not None:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
+    if arguments.sanitize is not None:
+        environment["FARSPAN_SANITIZE"] = str(arguments.sanitize)
     if arguments.verbose:
         environment["FARSPAN_VERBOSE"] = "1"
     check_use(arguments)

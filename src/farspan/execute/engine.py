@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from farspan import settings
 from farspan.call.draws.frame import Frame, key_of
 from farspan.call.infer.entry import Raised
 from farspan.call.leaf import Placed
@@ -54,6 +55,16 @@ _CAUSE_S = 5.0
 """How long a broken transfer waits for the news of why it broke."""
 
 
+def _sanitizer_for(engine: Engine) -> Any:
+    """Returns what checks all that the engine relies on; None if nobody has asked for it."""
+    seed = settings.seed("SANITIZE")
+    if seed is None:
+        return None
+    from farspan.execute.sanitize import Sanitizer  # only where it is asked for
+
+    return Sanitizer(seed, engine.rank)
+
+
 class Engine:
     """The runtime of one rank."""
 
@@ -71,7 +82,8 @@ class Engine:
         self.programs = Programs()
         self.teams: list[Team] = []  # who runs each stage
         self.parameters: dict[str, Placed] = {}
-        self.channels = Channels(transport, self.rank, deadline_s, side)
+        self.sanitizer = _sanitizer_for(self)
+        self.channels = self.new_channels(transport, side)
         self.executor = self.plain_executor()
         self.after_step: list[Callable[[], None]] = []  # called when an optimizer has stepped
         self.before_end: list[Callable[[], None]] = []  # called when the program is over
@@ -103,15 +115,27 @@ class Engine:
         side.place = lambda: self.executor.describe_place()
         recorder.engine = self
         self.seed_draws(seed)
+        if self.sanitizer is not None:
+            self.sanitizer.watch_engine(self)
 
     def plain_executor(self) -> Executor:
         """Returns an executor that has run nothing yet."""
-        return Executor(
+        executor = Executor(
             self.channels,
             parameters=self.parameters,
             device_of=lambda work: device_of(self.teams[work.stage].member(work.turn)),
             check=self.check,
         )
+        if self.sanitizer is not None:
+            self.sanitizer.watch_executor(executor)
+        return executor
+
+    def new_channels(self, transport: Carrier | None, side: SideChannel) -> Channels:
+        """Returns the way to and from the ranks that `side` knows."""
+        channels = Channels(transport, side.rank, self.deadline_s, side)
+        if self.sanitizer is not None:
+            self.sanitizer.watch_channels(channels)
+        return channels
 
     def stage_number(self, team: Team, occurrence: int) -> int:
         """Returns the number of the `occurrence`-th stage that `team` runs, in all models."""

@@ -91,6 +91,9 @@ class _Builder:
         self.homes = dict.fromkeys(homes)
         self.broadcasts = Broadcasts(settings.replicas)
         self.reductions = Reductions(self.rank, late=late_names(graphs, self.parts))
+        parts_of = collections.Counter([part.segment for part in self.parts if part.segment is not None])
+        self.shared = {segment for segment, count in parts_of.items() if count > 1}
+        """Segments through which several backwards go: in the program's order, since the last one releases them."""
         self.number_of_segment = {segment: number for number, segment in enumerate(self.segments)}
         self.number_of_part = {part: number for number, part in enumerate(self.parts)}
         self.foreign = {number for number, each in enumerate(self.segments) if not settings.teams[each.stage].owns}
@@ -150,7 +153,7 @@ class _Builder:
             uses=tuple(
                 sorted({self.number_of_part[edge.src] for edge in part.incoming if edge.src in self.number_of_part})
             ),
-            accumulates=self.numbered(part.accumulates_into),
+            accumulates=self.numbered([*part.accumulates_into, *([segment] if segment in self.shared else [])]),
             frees=segment is not None and releasing.get(segment) is part,
             is_worth_splitting=self.is_worth_splitting(part),
             feeds_another_rank=any(

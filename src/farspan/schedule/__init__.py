@@ -11,6 +11,7 @@ from farspan.schedule.named import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
 from farspan.schedule.named import LOOKAHEAD as LOOKAHEAD
 from farspan.schedule.named import NOMINAL_S as NOMINAL_S
 from farspan.schedule.named import SCHEDULES as SCHEDULES
+from farspan.schedule.named import drawn_name as drawn_name
 from farspan.schedule.named import is_worth_splitting as is_worth_splitting
 from farspan.schedule.named import orders_by_name as orders_by_name
 from farspan.schedule.named import run_ahead_of as run_ahead_of
@@ -32,6 +33,7 @@ __all__ = [
     "Schedule",
     "Task",
     "channels_of",
+    "drawn_name",
     "in_flight_of_1f1b",
     "is_worth_splitting",
     "orders_by_name",

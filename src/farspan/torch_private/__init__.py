@@ -97,6 +97,7 @@ from farspan.torch_private.symbols import units_of as units_of
 from farspan.torch_private.symbols import without_assumptions as without_assumptions
 from farspan.torch_private.tensors import ADAPTIVE_RESULT as ADAPTIVE_RESULT
 from farspan.torch_private.tensors import copy_all as copy_all
+from farspan.torch_private.tensors import fill_with_poison as fill_with_poison
 from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.torch_private.tensors import has_gradient_hooks as has_gradient_hooks
 from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
@@ -110,6 +111,7 @@ from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.torch_private.tensors import make_wrapper_subclass as make_wrapper_subclass
+from farspan.torch_private.tensors import num_users_of_storage as num_users_of_storage
 from farspan.torch_private.tensors import poisoned as poisoned
 from farspan.torch_private.tensors import raw_grad as raw_grad
 from farspan.torch_private.tensors import raw_grad_fn as raw_grad_fn
@@ -162,6 +164,7 @@ __all__ = [
     "has_compatible_type",
     "has_full_backward_hooks",
     "has_gradient_hooks",
+    "fill_with_poison",
     "hooks_on",
     "has_memory_of_its_own",
     "is_memory_of_others",
@@ -194,6 +197,7 @@ __all__ = [
     "no_dispatch",
     "not_passed_on",
     "num_users_of",
+    "num_users_of_storage",
     "on_fakes",
     "product",
     "put_modes",

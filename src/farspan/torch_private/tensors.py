@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction
 
+from farspan.torch_private.mode_stack import no_dispatch
+
 __all__ = [
     "copy_all",
+    "fill_with_poison",
     "has_compatible_type",
     "has_memory_of_its_own",
     "has_other_users",
@@ -21,6 +24,7 @@ __all__ = [
     "is_used_below",
     "make_wrapper",
     "make_wrapper_subclass",
+    "num_users_of_storage",
     "poisoned",
     "raw_grad",
     "raw_grad_fn",
@@ -120,14 +124,28 @@ def poisoned(shape: Any, dtype: torch.dtype, device: torch.device | str) -> torc
     """Returns a tensor that stands for one whose data are released, in the memory of one element: whoever reads it
     gets nan, or the number of an integer type that is farthest from zero, and not what the memory happened to hold.
     """
+    return torch.full((), _poison_of(dtype), dtype=dtype, device=device).expand(shape)
+
+
+def _poison_of(dtype: torch.dtype) -> Any:
     if dtype.is_floating_point or dtype.is_complex:
-        number: Any = float("nan")
-    elif dtype is torch.bool or dtype not in _INTEGERS:
-        number = 1
-    else:
-        info = torch.iinfo(dtype)
-        number = info.min or info.max
-    return torch.full((), number, dtype=dtype, device=device).expand(shape)
+        return float("nan")
+    if dtype is torch.bool or dtype not in _INTEGERS:
+        return 1
+    info = torch.iinfo(dtype)
+    return info.min or info.max
+
+
+def fill_with_poison(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
+    """Let all of a storage read as `poisoned` does; its tensors are of `dtype`."""
+    with no_dispatch(), DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+        torch.empty(0, dtype=dtype, device=storage.device).set_(storage).fill_(_poison_of(dtype))  # type: ignore[call-overload]
+
+
+def num_users_of_storage(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """Returns how many references there are to a storage: torch's, and those to its one object in Python."""
+    num_torch: int = torch._C._storage_Use_Count(storage._cdata)
+    return num_torch, sys.getrefcount(storage)
 
 
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Target
     from farspan.graph import Template
 
-__all__ = ["DynamicShapeError", "Fakes", "Owned", "activation", "digest_of_call", "observe"]
+__all__ = ["DynamicShapeError", "Fakes", "Owned", "activation", "aliases", "digest_of_call", "observe"]
 
 Owned = Sequence[tuple[Placed, torch.Tensor]]
 """A leaf's parameters and buffers, each with what stands for it in a run."""
@@ -125,7 +125,7 @@ def observe(
         refuse_nested(*outputs)
         if not fakes.in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
-        same_as, shares = _aliases(results, tensors)
+        same_as, shares = aliases(results, tensors)
         with watch.paused():
             find_leaves = leaves_with_gradient if watch.goes_back and not is_real else leaves_behind
             behind = list(map(find_leaves, outputs))
@@ -237,7 +237,7 @@ def _mutated(
     )
 
 
-def _aliases(
+def aliases(
     results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns for each result the argument that it is, and the argument with whose memory it is; -1 for none."""

@@ -15,7 +15,7 @@ from farspan.call.leaf import Leaf
 from farspan.graph import Call, Segment, Value
 from farspan.torch_private import poisoned
 
-__all__ = ["release_inputs", "release_unsaved"]
+__all__ = ["release_inputs", "release_memory", "release_unsaved"]
 
 _SAVES_NOTHING = frozenset([torch.add, torch.clone, torch.cat])
 
@@ -32,7 +32,7 @@ def release_inputs(segment: Segment, is_followed: Callable[[Call], bool]) -> Non
         saved = _maybe_saved(segment, is_followed)
         for value in given:
             if value not in saved:
-                _release(segment.leaves[value])
+                release_memory(segment.leaves[value])
 
 
 def release_unsaved(value: Value, is_followed: Callable[[Call], bool]) -> None:
@@ -46,7 +46,7 @@ def release_unsaved(value: Value, is_followed: Callable[[Call], bool]) -> None:
         return
     assert value.call is not None
     if value not in _maybe_saved(value.call.segment, is_followed):
-        _release(value.data)
+        release_memory(value.data)
 
 
 def _is_its_own(value: Value) -> bool:
@@ -71,7 +71,7 @@ def _maybe_saved(segment: Segment, is_followed: Callable[[Call], bool]) -> set[V
     return found
 
 
-def _release(tensor: torch.Tensor) -> None:
+def release_memory(tensor: torch.Tensor) -> None:
     """Leave of a tensor its history and shape."""
     if tensor.layout is torch.strided and tensor.numel() > 1:
         tensor.data = poisoned(tensor.shape, tensor.dtype, tensor.device)

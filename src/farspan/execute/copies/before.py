@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from farspan.call.leaf import Leaf, Placed
-from farspan.execute.step.executor import Executor
 from farspan.graph import Call, Graph, Value
 from farspan.torch_private import DisableTorchFunction, raw_grad, set_raw_grad
 
@@ -83,7 +82,7 @@ def why_not_again(engine: Engine, graphs: Sequence[Graph], *, is_resolving: bool
         return "tensors outside of the model are trained in it"
     if any(value.call is None and value.index for graph in graphs for value in graph.sources):
         return "it takes a batch that one rank alone has read (farspan.from_rank)"
-    if type(engine.executor) is not Executor:
+    if engine.executor.measures:
         return "it is measured"
     return ""
 

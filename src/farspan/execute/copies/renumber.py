@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from farspan.comm.channels import Channels
 from farspan.comm.router import Router
 from farspan.execute.copies.heirs import places_without, teams_without
 from farspan.execute.optimizers.step_view import StepView
@@ -58,7 +57,7 @@ def renumber(
     engine.masks.rank = side.rank
     engine.agreement.side = engine.console.side = side
     engine.values.join(side)
-    engine.channels = Channels(router, side.rank, engine.deadline_s, side)
+    engine.channels = engine.new_channels(router, side)
     remat = engine.executor.remat
     remat.forget()
     engine.executor = engine.plain_executor()

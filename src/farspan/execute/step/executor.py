@@ -35,6 +35,9 @@ __all__ = ["Executor"]
 class Executor:
     """Runs programs on one rank."""
 
+    measures = False
+    """Whether it is there to find out what steps take."""
+
     def __init__(
         self,
         channels: Channels,

@@ -38,7 +38,7 @@ from farspan.record.across_ranks.resolved_calls import as_before, noting_raised,
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
 
-__all__ = ["run_backward", "run_call", "run_forward"]
+__all__ = ["call_target", "run_backward", "run_call", "run_forward"]
 _NO_OBJECTS = MutableArguments({})
 _NOTHING = contextlib.nullcontext()
 
@@ -126,7 +126,7 @@ def run_call(call: Call, segment: Segment) -> None:
             tensors[number] = _writable(call.arguments[number], tensors[number], segment)
         try:
             if type(entry) is Unknown:
-                resolve_from_run(call, tensors, lambda given: _call_target(call, given))
+                resolve_from_run(call, tensors, lambda given: call_target(call, given))
                 return
             is_resolved = getattr(call.target, "is_resolved", False)
             results = as_before(call, tensors, _results_of) if is_resolved else _results_of(call, tensors)
@@ -147,7 +147,7 @@ def run_call(call: Call, segment: Segment) -> None:
 
 def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run the call; the tensors of what it returns, and of what it puts into the objects it was given."""
-    result, arguments = _call_target(call, tensors)
+    result, arguments = call_target(call, tensors)
     if not arguments.objects:
         return [result] if type(result) is torch.Tensor else flatten(result)[1]
     described = describe_result(result, arguments.objects, arguments.changed())
@@ -160,7 +160,7 @@ def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return described.tensors
 
 
-def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
+def call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
     """Call it on copies of the objects among its arguments; its result, and what became of these copies."""
     target = call.target
     if type(target) is not Leaf:

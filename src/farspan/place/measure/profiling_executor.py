@@ -59,6 +59,8 @@ class ProfilingExecutor(Executor):
         has_run: Called after each task, with how many have run and how many are known of.
     """
 
+    measures = True
+
     def __init__(
         self,
         engine: Engine,
@@ -103,6 +105,8 @@ class ProfilingExecutor(Executor):
         self._trains: dict[object, bool] = {}
         self._own_memory: set[int] = set()
         self._working = Working()
+        if engine.sanitizer is not None:
+            engine.sanitizer.watch_executor(self)
 
     @property
     def is_dry(self) -> bool:

@@ -1,5 +1,6 @@
 """The schedules that `schedule=` names, for any graph of segments, and which backwards they split."""
 
+from farspan.schedule.named.drawn import drawn_name as drawn_name
 from farspan.schedule.named.recorded import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
 from farspan.schedule.named.recorded import SCHEDULES as SCHEDULES
 from farspan.schedule.named.recorded import orders_by_name as orders_by_name
@@ -15,6 +16,7 @@ __all__ = [
     "LOOKAHEAD",
     "NOMINAL_S",
     "SCHEDULES",
+    "drawn_name",
     "is_worth_splitting",
     "orders_by_name",
     "run_ahead_of",

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from farspan.schedule.limits import Limits, hops_after, in_flight_of_1f1b, together_in
 from farspan.schedule.listing import Simulation
+from farspan.schedule.named.drawn import drawn_orders
 from farspan.schedule.named.split_rule import LOOKAHEAD
 from farspan.schedule.task import Kind, Task
 
@@ -36,13 +37,14 @@ def orders_by_name(name: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
     """Returns for each rank the indices of its tasks, in the order of the schedule called `name`.
 
     Args:
-        name: One of `SCHEDULES`.
+        name: One of `SCHEDULES`, or that of an order drawn at random (`drawn_name`).
         tasks: All tasks of the step; each needs only tasks before it. Which backwards are split has been decided.
         num_ranks: Ranks are 0 .. num_ranks - 1.
         run_ahead: How many micro-batches more than it needs zero-bubble may have in flight: memory for latency. GPipe
             and 1F1B do not run ahead.
     """
-    return _BY_NAME[name].orders(tasks, num_ranks, run_ahead)
+    drawn = drawn_orders(name, tasks, num_ranks)
+    return _BY_NAME[name].orders(tasks, num_ranks, run_ahead) if drawn is None else drawn
 
 
 def _gpipe(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
@@ -101,7 +103,8 @@ def run_ahead_of(name: str, lookahead: int = LOOKAHEAD) -> int:
     that are posted ahead of the task that needs them: one task, or all of `lookahead` where the schedule does not run
     ahead.
     """
-    return max(0, lookahead - 1) if _BY_NAME[name].runs_ahead else 0
+    known = _BY_NAME.get(name)  # None for an order drawn at random
+    return max(0, lookahead - 1) if known is not None and known.runs_ahead else 0
 
 
 def _candidates_of_1f1b(tasks: Sequence[Task], num_ranks: int) -> list[Simulation]:
