@@ -213,7 +213,7 @@ def train(model: Any) -> list[float]:
         optimizer.zero_grad()
         losses = []
         for _ in range(2):
-            loss = model(torch.randn(3, 4, generator=generator)).square().mean()
+            loss = model(torch.randn(4, 4, generator=generator)).square().mean()
             loss.backward()
             losses.append(loss)
         optimizer.step()
@@ -351,12 +351,12 @@ def test_a_checkpoint_over_stages_that_changes_nothing_is_recorded(*, is_reentra
 
 
 class Alternates(nn.Module):
-    """The order of its dictionary says which of two layers is next."""
+    """The order of its dictionary says which of its layers is next."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.order = collections.OrderedDict(a=0, b=1)
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.order = collections.OrderedDict(a=0, b=1, c=2)
 
     def forward(self, x: Tensor) -> Tensor:
         name = next(iter(self.order))
@@ -366,7 +366,7 @@ class Alternates(nn.Module):
 
 def test_what_remat_computes_again_finds_what_it_found() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), Tanh(), Alternates(), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[Alternates() for _ in range(3)]), nn.Linear(4, 4))
     models = [copy.deepcopy(model) for _ in range(2)]
     assert run_threads(2, lambda rank: train(farspan.distribute(models[rank], remat=True))) == [train(model)] * 2
 
@@ -376,6 +376,6 @@ def test_a_batch_of_a_model_that_leaves_a_trace_stays_whole() -> None:
     models = [built(CountsInAContext) for _ in range(2)]
 
     def program(rank: int) -> list[float]:
-        return contextvars.copy_context().run(train, farspan.distribute(models[rank], micro_batches=3))
+        return contextvars.copy_context().run(train, farspan.distribute(models[rank], micro_batches=2))
 
     assert run_threads(2, program) == [plain] * 2
