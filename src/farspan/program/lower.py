@@ -11,7 +11,19 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from farspan.graph import EVERYWHERE, Backward, BackwardSegment, Call, Edge, Graph, ModuleTarget, Segment, Value, route
+from farspan.graph import (
+    EVERYWHERE,
+    Backward,
+    BackwardSegment,
+    Call,
+    Edge,
+    Graph,
+    ModuleTarget,
+    Segment,
+    Value,
+    route,
+    whole_name,
+)
 from farspan.plan import Worker
 from farspan.program.beside import Arrival, Broadcasts, Reductions, apart, late_names
 from farspan.program.lowered import ActionNote, Lowered, MessageNote, Objects
@@ -94,6 +106,8 @@ class _Builder:
         parts_of = collections.Counter([part.segment for part in self.parts if part.segment is not None])
         self.shared = {segment for segment, count in parts_of.items() if count > 1}
         """Segments through which several backwards go: in the program's order, since the last one releases them."""
+        self.touched = dict.fromkeys([item.gradient_of for segment in self.segments for item in _gradients_in(segment)])
+        """The parameters whose gradients forwards of the step read or write."""
         self.number_of_segment = {segment: number for number, segment in enumerate(self.segments)}
         self.number_of_part = {part: number for number, part in enumerate(self.parts)}
         self.foreign = {number for number, each in enumerate(self.segments) if not settings.teams[each.stage].owns}
@@ -138,6 +152,7 @@ class _Builder:
             level=segment.level,
             uses=tuple(sorted(uses - {-1})),
             states=self.numbered([key for call in segment.calls for key in _states_of(call.target)]),
+            gradients=self.numbered([("gradient of", value.gradient_of) for value in _gradients_in(segment)]),
             holds=holds,
             keeps=keeps,
             width=len(self.settings.teams[segment.stage].members),
@@ -153,7 +168,9 @@ class _Builder:
             uses=tuple(
                 sorted({self.number_of_part[edge.src] for edge in part.incoming if edge.src in self.number_of_part})
             ),
-            accumulates=self.numbered([*part.accumulates_into, *([segment] if segment in self.shared else [])]),
+            accumulates=self.numbered(
+                [*part.accumulates_into, *([segment] if segment in self.shared else []), *self.touched_by(part)]
+            ),
             frees=segment is not None and releasing.get(segment) is part,
             is_worth_splitting=self.is_worth_splitting(part),
             feeds_another_rank=any(
@@ -164,6 +181,17 @@ class _Builder:
             ),
             width=len(self.settings.teams[part.stage].members),
         )
+
+    def touched_by(self, part: BackwardSegment) -> list[object]:
+        """Returns the gradients that `part` adds to and forwards of the step use."""
+        if not self.touched:
+            return []
+        names = {
+            name
+            for key in part.accumulates_into
+            for name in ([item.name for item in key.placed] if isinstance(key, ModuleTarget) else [whole_name(key)])
+        }
+        return [("gradient of", name) for name in self.touched if name in names]
 
     def numbered(self, keys: Iterable[object]) -> tuple[int, ...]:
         return tuple([self.keys.setdefault(key, len(self.keys)) for key in keys])
@@ -334,6 +362,11 @@ def _parts_now(backward: Backward, settings: Settings, released: Collection[Call
     parts = stops.next_parts()
     stops.take(parts)
     return parts
+
+
+def _gradients_in(segment: Segment) -> list[Value]:
+    """Returns the gradients of parameters that a segment is given."""
+    return [value for value in segment.inputs if value.is_gradient]
 
 
 def _states_of(target: object) -> list[object]:

@@ -37,6 +37,10 @@ class ForwardWork(NamedTuple):
     """Number of ranks that take micro-batches of its stage in turn. Each may take so many times as long for one as
     others do, which is why there are so many.
     """
+    gradients: tuple[int, ...] = ()
+    """Gradients that it reads or writes, by numbers of `BackwardWork.accumulates`. Backwards add to them after it: what
+    is recorded about a gradient behind a backward that adds to it is of a later step.
+    """
 
 
 class BackwardWork(NamedTuple):
@@ -80,6 +84,7 @@ class StepWork(NamedTuple):
                 rank=each.rank + number % each.width,
                 micro_batch=number,
                 uses=_shifted(each.uses, number * num_forwards),
+                gradients=_shifted(each.gradients, number % each.width * num_forwards),
             )
             for number in range(count)
             for each in self.forwards
@@ -141,6 +146,8 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
     """Returns the tasks of a step; backwards are split from micro-batch `split_from` on."""
     tasks: list[Task] = []
     last_use: dict[int, int] = {}
+    touching: dict[int, list[int]] = {}
+    """For each gradient the forwards that read it or write into it."""
     for number, forward in enumerate(work.forwards):
         tasks.append(
             Task(
@@ -156,6 +163,8 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
             )
         )
         last_use.update(dict.fromkeys(forward.states, number))
+        for key in forward.gradients:
+            touching.setdefault(key, []).append(number)
     numbers = list(range(len(tasks)))
     places: list[int] = []
     last: dict[int, int] = {}
@@ -168,6 +177,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
         before = [last[key] for key in backward.accumulates if key in last]
         own = len(tasks)
         needs = {places[source] for source in backward.uses}
+        needs.update(task for key in backward.accumulates for task in touching.get(key, ()))
         if backward.forward >= 0:
             needs.add(backward.forward)
         needs.update([inputs[task] for task in before] if is_split else before)
