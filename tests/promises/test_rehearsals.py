@@ -379,3 +379,31 @@ def test_a_batch_of_a_model_that_leaves_a_trace_stays_whole() -> None:
         return contextvars.copy_context().run(train, farspan.distribute(models[rank], micro_batches=2))
 
     assert run_threads(2, program) == [plain] * 2
+
+
+class CountsWhereDataSay(Tanh):
+    """Counts in a variable around a function, from its third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = 0
+
+        def counted() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        self.counted = counted
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.calls += 1
+        return super().forward(x) / (self.counted() if self.calls > 3 else 1)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_a_module_counts_around_it_only_when_its_data_say_so_is_an_error(num_ranks: int) -> None:
+    models = [built(CountsWhereDataSay) for _ in range(num_ranks)]
+    with pytest.raises(RecordError, match="did something else around its modules than before"):
+        run_threads(num_ranks, lambda rank: [train(model) for model in [farspan.distribute(models[rank])] * 2])

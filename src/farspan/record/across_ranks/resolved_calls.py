@@ -20,7 +20,7 @@ from farspan.call.pytree.template import rebuild
 from farspan.call.side_effects.attributes import attributes_with_tensors, holds_hidden
 from farspan.call.side_effects.hidden import generators_held
 from farspan.call.side_effects.registered import Registered
-from farspan.call.surroundings.around import nothing_changed_around
+from farspan.call.surroundings.around import AroundError, nothing_changed_around
 from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.call.wire.structure import entry_from_json, entry_to_json
 from farspan.call.wire.users_line import note_line
@@ -50,6 +50,9 @@ __all__ = [
     "registering_nothing",
     "text_for_others",
 ]
+
+
+_COUNT_IN_A_BUFFER = 'keep it in a buffer: self.register_buffer("count", torch.zeros(())), then self.count += 1'
 
 
 def resolve(
@@ -250,18 +253,28 @@ def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterato
         return
     own = {*map(id, copies), *(id(item.tensor) for item in call.target.buffers)}
     registered = Registered(call.target.modules, call.entry.name, own)
-    with nothing_changed_around(call.target.modules) if is_new else contextlib.nullcontext():
-        yield
+    try:
+        with nothing_changed_around(call.target.modules, must_copy=is_new):
+            yield
+    except AroundError as error:
+        if is_new:
+            raise
+        raise _other_than_before(call, f"around its modules than before: {error.what}", _COUNT_IN_A_BUFFER) from None
     try:
         registered.check()
     except LeakError as error:
         if is_new:
             raise
-        raise RecordError(
-            f"{call.entry.name} did something else to its own modules than before: {error.what}.",
-            why=f"at {format_where(call.where)}: it depends on the data, and was not so in the first calls.",
-            hint="write into what is there: with torch.no_grad(): self.weight.copy_(value)",
-        ) from None
+        hint = "write into what is there: with torch.no_grad(): self.weight.copy_(value)"
+        raise _other_than_before(call, f"to its own modules than before: {error.what}", hint) from None
+
+
+def _other_than_before(call: Call, what: str, hint: str) -> RecordError:
+    return RecordError(
+        f"{call.entry.name} did something else {what.rstrip('.')}.",
+        why=f"at {format_where(call.where)}: it depends on the data, and was not so in the first calls.",
+        hint=hint,
+    )
 
 
 @contextlib.contextmanager
