@@ -57,6 +57,7 @@ from farspan.record.surgery.opened import call_parts
 from farspan.record.team.slices.gradient import SlicedGradient
 from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
+from farspan.record.stale_casts import StaleCasts
 from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
@@ -101,6 +102,7 @@ class Recorder:
         self._modes: list[Any] = []
         self.is_writing = False
         self.regions = Regions()
+        self.stale_casts = StaleCasts(self)
         self.reached: Any = None  # the error of what went to torch's core with a recorded tensor, until it is raised
         self.outermost: Any = None  # the module that the program has called last, from outside any other
         self.here: tuple[int, ...] = ()  # where ops run by the program's own word (`farspan.on`), if it says one
@@ -262,6 +264,8 @@ class Recorder:
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
+        if call.region and type(target) is Leaf:
+            self.stale_casts.see(target, call.region, modes)
         call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current

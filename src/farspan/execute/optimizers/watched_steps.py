@@ -252,6 +252,7 @@ def _begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]
     begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
     if not begins_with_closure:
         _run_recorded(engine, "optimizer.step()", optimizer)
+    engine.recorder.stale_casts.note_step(placed)
     if engine.masks.owned.slices:
         engine.slices.begin_step()
     args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
