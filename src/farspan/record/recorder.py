@@ -99,6 +99,7 @@ class Recorder:
         self.outside = Outside()
         self.copies = Copies(self)
         self.become_leaf = functools.partial(become_leaf, requires_grad=True)
+        self.made_of_parameters: list[tuple[Any, Placed]] = []  # a weak reference to each, and of which it was made
         self._modes: list[Any] = []
         self.is_writing = False
         self.regions = Regions()

@@ -23,7 +23,7 @@ from typing import Any
 
 from farspan.call.leaf import LeakError
 
-__all__ = ["rehearsed"]
+__all__ = ["nothing_written", "rehearsed"]
 
 _WRITES = frozenset("wax+")
 _NOBODYS = (contextvars.Context, contextvars.Token, types.FrameType)
@@ -43,7 +43,7 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     context = contextvars.copy_context()
     before = dict(context)
-    with _nothing_written() as stopped:
+    with nothing_written() as stopped:
         result = context.run(function, *args, **kwargs)
     if stopped:  # and its own code has caught the error
         raise stopped[0]
@@ -64,7 +64,7 @@ def _is_of_program(variable: contextvars.ContextVar[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _nothing_written() -> Iterator[list[LeakError]]:
+def nothing_written() -> Iterator[list[LeakError]]:
     """In the body nothing is written to the console or into files by this thread; yields the errors that stopped it."""
     global _num_running
     stopped: list[LeakError] = []
