@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import gzip
+import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 
 import farspan
 from farspan.errors import RecordError
+from farspan.record import recorder
+from farspan.record.surgery.opened import call_parts
 
 FACTOR = contextvars.ContextVar("factor", default=1.0)
 BARE: contextvars.ContextVar[float] = contextvars.ContextVar("bare")
@@ -78,7 +82,7 @@ class ScaledByBare(Scaled):
         return self.linear(x) * BARE.get(1.0)
 
 
-def losses_while(change: Callable[[float], None], *, late: bool = False) -> Callable[[Any], Any]:
+def losses_while(change: Callable[[float], object], *, late: bool = False) -> Callable[[Any], Any]:
     """Four losses, of which none is read before the last change."""
 
     def program(model: Any) -> Any:
@@ -161,8 +165,9 @@ class Projects(nn.Module):
 def test_plain_tensors_that_modules_hold_are_those_of_rank_0() -> None:
     def program(rank: int) -> Any:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), Projects(1.0 + rank))
-        return farspan.distribute(model)(X).sum().item(), model[1].projection.tolist()
+        projects = Projects(1.0 + rank)
+        model = farspan.distribute(nn.Sequential(nn.Linear(8, 8), projects))
+        return model(X).sum().item(), projects.projection.tolist()
 
     first, second = run_threads(2, program)
     assert first == second
@@ -224,7 +229,7 @@ def made_of_another(*, trains_both: bool) -> Callable[[Any], Any]:
 
 
 def test_a_parameter_made_of_another_with_both_trained_is_an_error() -> None:
-    with pytest.raises(RecordError, match="0.weight and the nn.Parameter that was made of it are both trained"):
+    with pytest.raises(RecordError, match=r"0\.weight and the nn.Parameter that was made of it are both trained"):
         on_two_ranks(layers, made_of_another(trains_both=True))
 
 
@@ -242,7 +247,37 @@ def test_a_deprecated_hook_that_prints_where_nobody_reads_it_is_an_error() -> No
         on_two_ranks(layers, program)
 
 
-# Files.
+# Lines and files.
+
+
+class Complains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("a line of the module", file=sys.stderr)
+        return self.linear(x)
+
+
+def test_a_line_to_standard_error_is_printed_once_a_call_on_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    on_two_ranks(lambda: nn.Sequential(Complains(), nn.Linear(8, 5)), train)
+    assert capsys.readouterr().err.count("a line of the module") == 2 * 8
+
+
+class Logs(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        assert logging.lastResort is not None  # what writes where a program has not set up its logs
+        logging.lastResort.handle(logging.makeLogRecord({"msg": "a word of the module", "levelno": logging.ERROR}))
+        return super().forward(input)
+
+
+def test_a_module_that_logs_to_standard_error_stays_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(recorder, "call_parts", lambda *args: opened.append(args) or call_parts(*args))
+    on_two_ranks(lambda: nn.Sequential(Logs(8, 8), nn.Linear(8, 5)), train)
+    assert not opened
+
 
 COMPRESSED = """
 import gzip, os, sys

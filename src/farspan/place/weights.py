@@ -2,9 +2,10 @@
 
 A script without a seed, or one that loads a checkpoint on rank 0 alone, builds another model on each rank; the stages
 of several of them would be a mixture that nobody has built. So when a model is distributed all ranks compare checksums
-of their parameters and buffers, and of plain tensors among their modules' attributes. Where these are equal nothing is sent; where they differ, rank 0's go to the ranks that
-will hold them, and it is said once. Of a model that was built without data (`deferred_init`) they compare what makes
-each; where that differs, rank 0 makes one after another and gives them away.
+of their parameters and buffers, and of plain tensors among their modules' attributes. Where these are equal nothing is
+sent; where they differ, rank 0's go to the ranks that will hold them, and it is said once. Of a model that was built
+without data (`deferred_init`) they compare what makes each; where that differs, rank 0 makes one after another and
+gives them away.
 """
 
 from __future__ import annotations

@@ -53,11 +53,11 @@ from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
 from farspan.record.parameters.parameter_values import ParameterValues, alias_of
 from farspan.record.recorded_backward import record_backward
+from farspan.record.stale_casts import StaleCasts
 from farspan.record.surgery.opened import call_parts
 from farspan.record.team.slices.gradient import SlicedGradient
 from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
-from farspan.record.stale_casts import StaleCasts
 from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
@@ -265,7 +265,7 @@ class Recorder:
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
-        if call.region and type(target) is Leaf:
+        if call.region and isinstance(target, Leaf):
             self.stale_casts.see(target, call.region, modes)
         call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0

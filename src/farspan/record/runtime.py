@@ -49,6 +49,7 @@ class Groups(Protocol):
 class Engine(Protocol):
     """Runs recorded graphs: the runtime's half of the recorder."""
 
+    rank: int
     num_ranks: int
     num_flushes: int
 

@@ -55,7 +55,7 @@ class StaleCasts:
         if stale := [self._stepped[item] for item in used if item in self._stepped]:
             raise RecordError(
                 f"{stale[0]} is used after optimizer.step() in the same autocast region.",
-                why="torch casts a weight once in a region, so one process would go on with the weight before the step.",
+                why="torch casts a weight once in a region, so one process goes on with the weight before the step.",
                 hint="leave the region before the step: torch.autocast around the forward and the loss alone",
             )
         self._cast.update(used)

@@ -93,6 +93,7 @@ def _stop(what: str) -> None:
 
 def _watch_console_and_files() -> None:
     _replace(sys, "stdout", _Console(sys.stdout))
+    _replace(sys, "stderr", _Errors(sys.stderr))
     for module in (builtins, io):
         _replace(module, "open", _opening(module.open))
 
@@ -129,3 +130,12 @@ class _Console:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Errors(_Console):
+    """Standard error: Python's warnings and logs go there too, which many models give, and which decide nothing."""
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_globals.get("__name__") in ("warnings", "logging"):
+            return self._stream.write(text)
+        return super().write(text)
