@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from tests.support.plainly import X, Y, assert_same_as_plainly, train
 from tests.support.ranks import run_processes, run_threads
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import farspan
 from farspan.errors import RecordError
@@ -172,6 +173,42 @@ def test_plain_tensors_that_modules_hold_are_those_of_rank_0() -> None:
     first, second = run_threads(2, program)
     assert first == second
     assert first[1] == [1.0] * 5
+
+
+class Checkpointed(nn.Module):
+    """Its parts are on two ranks; a checkpoint runs two of them."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inside(y: Tensor) -> Tensor:
+            return self.norm(self.first(y))
+
+        return self.last(checkpoint(inside, x, use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_in_which_one_process_counts_a_batch_twice_is_an_error(use_reentrant: bool) -> None:
+    def program(model: Any) -> None:
+        F.cross_entropy(model(X.clone().requires_grad_()), Y).backward()
+        farspan.flush()
+
+    with pytest.raises(RecordError, match="its running statistics would count a batch twice"):
+        on_two_ranks(lambda: Checkpointed(use_reentrant=use_reentrant), program)
+
+
+def test_a_normalisation_in_a_checkpoint_that_nothing_differentiates_is_that_of_one_process() -> None:
+    def program(model: Any) -> Any:
+        model.norm.eval()
+        trained = train(model)
+        model.train()
+        with torch.no_grad():
+            return trained, model(X).tolist(), model.norm.running_mean.tolist()
+
+    assert_same_as_plainly(lambda: Checkpointed(use_reentrant=False), program, 2)
 
 
 # Steps and parameters.

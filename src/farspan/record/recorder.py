@@ -55,6 +55,7 @@ from farspan.record.parameters.parameter_values import ParameterValues, alias_of
 from farspan.record.recorded_backward import record_backward
 from farspan.record.stale_casts import StaleCasts
 from farspan.record.surgery.opened import call_parts
+from farspan.record.team.calls import counts_batches
 from farspan.record.team.slices.gradient import SlicedGradient
 from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
@@ -101,6 +102,7 @@ class Recorder:
         self.become_leaf = functools.partial(become_leaf, requires_grad=True)
         self.made_of_parameters: list[tuple[Any, Placed]] = []  # a weak reference to each, and of which it was made
         self._modes: list[Any] = []
+        self.num_checkpoints = 0  # of the program, around what is recorded now
         self.is_writing = False
         self.regions = Regions()
         self.stale_casts = StaleCasts(self)
@@ -267,6 +269,7 @@ class Recorder:
         call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
         if call.region and isinstance(target, Leaf):
             self.stale_casts.see(target, call.region, modes)
+        call.is_recounted = self.num_checkpoints > 0 and isinstance(target, Leaf) and counts_batches(target)
         call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current

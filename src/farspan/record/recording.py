@@ -201,6 +201,7 @@ class Recording(Protocol):
     num_pending_backwards: int
     batches: Batches
     num_copies: int
+    num_checkpoints: int
     runs_each_backward: bool
     has_hooked_calls: bool
     regions: Regions

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from farspan.call.draws.scope import active, replayed
 from farspan.record.team.team_tensor import SplitStage
@@ -16,11 +17,15 @@ from farspan.record.tensor import LazyTensor
 from farspan.torch_private import recompute_through
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from farspan.call.leaf import Leaf
     from farspan.record.recording import Recording, SplitStages
 
-__all__ = ["call_split", "checkpointed", "open_split", "watch_checkpoints"]
+__all__ = ["call_split", "checkpointed", "counts_batches", "open_split", "watch_checkpoints"]
+
+_WITH_STATISTICS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 
 def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -37,16 +42,25 @@ def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs:
 def checkpointed() -> Iterator[None]:
     """What is recorded in the body runs in a checkpoint: where stages are split it is computed again as it asks."""
     recorder = active.recorder
-    splitting = None if recorder is None or not recorder.is_recording else recorder.splitting
-    if splitting is None or not splitting.stages or splitting.unit is not None:
+    if recorder is None or not recorder.is_recording:
         yield
         return
-    splitting.unit = own = object()
+    splitting, own = recorder.splitting, object()
+    if splitting.stages and splitting.unit is None:
+        splitting.unit = own
+    recorder.num_checkpoints += 1
     try:
         yield
     finally:
+        recorder.num_checkpoints -= 1
         if splitting.unit is own:
             splitting.unit = None
+
+
+def counts_batches(leaf: Leaf) -> bool:
+    """Returns whether a call of a module as it is now counts a batch in running statistics."""
+    norms = [item for item in leaf.modules if isinstance(item, _WITH_STATISTICS)]
+    return any(item.training and item.track_running_stats and item.running_mean is not None for item in norms)
 
 
 def watch_checkpoints() -> None:
