@@ -118,7 +118,7 @@ class _Walk:
     def _go_through(self, call: Call) -> None:
         if call.is_recounted:
             raise RecordError(
-                f"a checkpoint would run {call.describe()} again, and its running statistics would count a batch twice.",
+                f"a checkpoint would run {call.describe()} again, and its running statistics would count twice.",
                 why="what a checkpoint outside of a placed module runs is not computed again here.",
                 hint="leave the normalisation out of the checkpoint; or name a module around both in the plan",
             )
