@@ -335,6 +335,10 @@ class Engine:
     def has_gradient(self, placed: Placed) -> bool:
         return raw_grad(placed.tensor) is not None if self.num_ranks == 1 else self.masks.has_gradient(placed)
 
+    def is_gradient_early(self, name: str) -> bool:
+        """Returns whether a forward runs before a backward that adds to this gradient and was recorded before it."""
+        return self.executor.is_gradient_early(name)
+
     def sparse_gradient(self, placed: Placed) -> torch.Tensor:
         """Returns a sparse gradient that is there: the own one itself, or a copy of another rank's."""
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)

@@ -195,6 +195,7 @@ class Call:
         "hooks",
         "index",
         "is_closing",
+        "is_recounted",
         "is_repeated",
         "level",
         "modes",
@@ -240,6 +241,8 @@ class Call:
         """The saved-tensor hooks that the program has set for the call, if any."""
         self.is_closing = False
         """True, when it runs, if a backward of the same step goes through it and nothing comes back after that."""
+        self.is_recounted = False
+        """True if torch would run it again in a backward, for a checkpoint, and it would count its batch once more."""
         self.is_repeated = False
         """True if calls have been recorded that compute it again: not all gradient comes to its own results then."""
         self.hooks: Any = None

@@ -16,6 +16,7 @@ import heapq
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from farspan.errors import RecordError
 from farspan.graph.backward import BackwardSegment, Edge
 from farspan.graph.call import EVERYWHERE, ModuleTarget
 
@@ -115,6 +116,12 @@ class _Walk:
             self._go_through(call)
 
     def _go_through(self, call: Call) -> None:
+        if call.is_recounted:
+            raise RecordError(
+                f"a checkpoint would run {call.describe()} again, and its buffers or attributes would count twice.",
+                why="what a checkpoint outside of a placed module runs is not computed again here.",
+                hint="leave what counts out of the checkpoint; or name a module around both in the plan",
+            )
         segment, part = call.segment, self.parts[call.segment]
         part.calls.append(call)
         if isinstance(call.target, ModuleTarget):

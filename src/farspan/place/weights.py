@@ -2,9 +2,10 @@
 
 A script without a seed, or one that loads a checkpoint on rank 0 alone, builds another model on each rank; the stages
 of several of them would be a mixture that nobody has built. So when a model is distributed all ranks compare checksums
-of their parameters and buffers. Where these are equal nothing is sent; where they differ, rank 0's go to the ranks that
-will hold them, and it is said once. Of a model that was built without data (`deferred_init`) they compare what makes
-each; where that differs, rank 0 makes one after another and gives them away.
+of their parameters and buffers, and of plain tensors among their modules' attributes. Where these are equal nothing is
+sent; where they differ, rank 0's go to the ranks that will hold them, and it is said once. Of a model that was built
+without data (`deferred_init`) they compare what makes each; where that differs, rank 0 makes one after another and
+gives them away.
 """
 
 from __future__ import annotations
@@ -42,12 +43,18 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
     """Let `model`, which has not been placed yet, have rank 0's parameters and buffers; all ranks call it."""
     if engine.num_ranks == 1:
         return
-    items = _items(model)
+    items, plain = _items(model), _plain_items(model)
     with DisableTorchFunction():
-        own = array("I", [_checksum(item) for _, item in items])
-    digest = hashlib.blake2b(own.tobytes(), digest_size=16).digest()
-    if len(set(engine.agreement.gather("checksum of the weights", digest))) == 1:
+        own = array("I", [_checksum(item) for _, item in [*items, *plain]])
+    names = "\n".join(f"{name}: {_described(item)}" for name, item in plain)
+    digest, of_names = (hashlib.blake2b(each, digest_size=16).digest() for each in (own.tobytes(), names.encode()))
+    found = engine.agreement.gather("checksum of the weights", of_names + digest)
+    if len(set(found)) == 1:
         return
+    if len({each[: len(of_names)] for each in found}) == 1:
+        items += plain
+    else:  # each rank holds others, on purpose
+        own = own[: len(items)]
     if engine.rank == 0:
         engine.values.offered = Offered(items)
     first = np.frombuffer(engine.agreement.broadcast("checksums of the weights", own.tobytes(), 0), dtype=np.uint32)
@@ -77,6 +84,23 @@ def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     for name, item in [*model.named_parameters(), *model.named_buffers()]:
         seen.setdefault(id(item), (name, item))
     return list(seen.values())
+
+
+def _plain_items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors that modules hold themselves and have not registered (a random projection), each once."""
+    seen: dict[int, tuple[str, torch.Tensor]] = {}
+    for prefix, module in model.named_modules():
+        for name, item in vars(module).items():
+            if type(item) is torch.Tensor and _is_plain(item):
+                seen.setdefault(id(item), (f"{prefix}.{name}" if prefix else name, item))
+    return list(seen.values())
+
+
+def _is_plain(item: torch.Tensor) -> bool:
+    """Returns whether it has data of its own, in one piece."""
+    with DisableTorchFunction():
+        is_whole = item.layout is torch.strided and item.device.type != "meta" and item.is_contiguous()
+        return is_whole and item.is_leaf and not item.is_quantized and digest_of(item) is None
 
 
 def _described(item: torch.Tensor) -> str:

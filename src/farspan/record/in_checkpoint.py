@@ -22,20 +22,30 @@ if TYPE_CHECKING:
     from farspan.graph import Call
     from farspan.record.recording import Recording
 
-__all__ = ["check_in_checkpoint", "unchanged_in_checkpoint"]
+_WITH_STATISTICS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+"""They write into their buffers in training mode only."""
+
+__all__ = ["counts_again", "unchanged_in_checkpoint"]
 
 
-def check_in_checkpoint(recorder: Recording, call: Call, tensors: list[Any]) -> None:
-    """Raise if a call in a checkpoint writes into what its module, or the model, keeps.
-
-    Raises:
-        RecordError: It does.
+def counts_again(recorder: Recording, call: Call, tensors: list[Any]) -> bool:
+    """Returns whether a call writes into what its module, or the model, keeps: one process would do so once more where
+    a backward goes through it.
     """
-    leaf = call.target if type(call.target) is Leaf else None
-    if leaf is not None and (call.entry.attributes or any(item.is_written for item in leaf.buffers)):
-        _refuse(recorder, f"{leaf.name} changes its buffers or attributes")
     if any(id(tensors[number]) in recorder.placed for number in call.entry.mutated if number < len(tensors)):
-        _refuse(recorder, f"{call.entry.name} writes into a parameter or buffer")
+        return True
+    if type(call.target) is not Leaf:
+        return False
+    norms = [item for item in call.target.modules if isinstance(item, _WITH_STATISTICS)]
+    of_norms = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+    return (
+        bool(call.entry.attributes)
+        or any(norm.training and norm.track_running_stats and norm.running_mean is not None for norm in norms)
+        or any(item.is_written and id(item.tensor) not in of_norms for item in call.target.buffers)
+    )
 
 
 @contextlib.contextmanager

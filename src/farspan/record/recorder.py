@@ -32,7 +32,7 @@ from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
-from farspan.record.in_checkpoint import check_in_checkpoint, unchanged_in_checkpoint
+from farspan.record.in_checkpoint import counts_again, unchanged_in_checkpoint
 from farspan.record.lanes.batches import Batches
 from farspan.record.memory.leaves import become_leaf
 from farspan.record.memory.parameter_copies import Copies
@@ -54,6 +54,7 @@ from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
 from farspan.record.parameters.parameter_values import ParameterValues, alias_of
 from farspan.record.recorded_backward import record_backward
+from farspan.record.stale_casts import StaleCasts
 from farspan.record.surgery.opened import call_parts
 from farspan.record.team.slices.gradient import SlicedGradient
 from farspan.record.team.splitting import Splitting
@@ -101,9 +102,11 @@ class Recorder:
         self.outside = Outside()
         self.copies = Copies(self)
         self.become_leaf = functools.partial(become_leaf, requires_grad=True)
+        self.made_of_parameters: list[tuple[Any, Placed]] = []  # a weak reference to each, and of which it was made
         self._modes: list[Any] = []
         self.is_writing = False
         self.regions = Regions()
+        self.stale_casts = StaleCasts(self)
         self.reached: Any = None  # the error of what went to torch's core with a recorded tensor, until it is raised
         self.outermost: Any = None  # the module that the program has called last, from outside any other
         self.here: tuple[int, ...] = ()  # where ops run by the program's own word (`farspan.on`), if it says one
@@ -270,13 +273,15 @@ class Recorder:
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region = self.regions.of(modes)
+        if call.region and isinstance(target, Leaf):
+            self.stale_casts.see(target, call.region, modes)
+        is_checkpointed = self.is_checkpointed
         if (hooks := hooks_on_what_is_saved()) is not None:
             if is_of_a_checkpoint(hooks):  # what is called in one is recorded, and not computed again
-                check_in_checkpoint(self, call, tensors)
+                is_checkpointed = True
             else:
                 call.saved_hooks = hooks
-        elif self.is_checkpointed:
-            check_in_checkpoint(self, call, tensors)
+        call.is_recounted = is_checkpointed and counts_again(self, call, tensors)
         call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current

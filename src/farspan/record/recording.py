@@ -205,6 +205,7 @@ class Recording(Protocol):
     runs_each_backward: bool
     has_hooked_calls: bool
     regions: Regions
+    made_of_parameters: list[tuple[Any, Placed]]
     reached: Any
     outermost: Any
     here: tuple[int, ...]

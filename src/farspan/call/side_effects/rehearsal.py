@@ -23,7 +23,7 @@ from typing import Any
 
 from farspan.call.leaf import TraceError
 
-__all__ = ["rehearsed"]
+__all__ = ["nothing_written", "rehearsed"]
 
 _WRITES = frozenset("wax+")
 _NOBODYS = (contextvars.Context, contextvars.Token, types.FrameType)
@@ -43,7 +43,7 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     context = contextvars.copy_context()
     before = dict(context)
-    with _nothing_written() as stopped:
+    with nothing_written() as stopped:
         result = context.run(function, *args, **kwargs)
     if stopped:  # and its own code has caught the error
         raise stopped[0]
@@ -64,7 +64,7 @@ def _is_of_program(variable: contextvars.ContextVar[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _nothing_written() -> Iterator[list[TraceError]]:
+def nothing_written() -> Iterator[list[TraceError]]:
     """In the body nothing is written to the console or into files by this thread; yields the errors that stopped it."""
     global _num_running
     stopped: list[TraceError] = []
@@ -93,6 +93,7 @@ def _stop(what: str) -> None:
 
 def _watch_console_and_files() -> None:
     _replace(sys, "stdout", _Console(sys.stdout))
+    _replace(sys, "stderr", _Errors(sys.stderr))
     for module in (builtins, io):
         _replace(module, "open", _opening(module.open))
 
@@ -129,3 +130,12 @@ class _Console:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Errors(_Console):
+    """Standard error: Python's warnings and logs go there too, which many models give, and which decide nothing."""
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_globals.get("__name__") in ("warnings", "logging"):
+            return self._stream.write(text)
+        return super().write(text)

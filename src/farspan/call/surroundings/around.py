@@ -28,6 +28,7 @@ from farspan.call.pytree.by_id import ById
 from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.reachable import Glance, Names, State, are_same, is_same
+from farspan.call.surroundings.ambient import Ambient, ambient_of
 from farspan.call.surroundings.code import (
     ABSENT,
     Code,
@@ -47,7 +48,7 @@ from farspan.errors import FarspanError
 __all__ = ["AroundError", "Surroundings", "nothing_changed_around"]
 
 _Place = tuple[Any, str]
-"""A class, the dictionary of a file, or a cell, and the name there ("" in a cell)."""
+"""A class, the dictionary of a file, another table of names, or a cell, and the name there ("" in a cell)."""
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
 _READ_ALL = frozenset({"vars", "__dict__", "asdict", "astuple", "fields", "deepcopy"})
 """Code that names one of these may read attributes that it does not name."""
@@ -154,7 +155,7 @@ class Snapshot:
         for place, name in places:
             if name:
                 tables.setdefault(id(place), (place, {}))[1][name] = None
-        self._tables = [(_table(place).__getitem__, [*names]) for place, names in tables.values()]
+        self._tables = [(_item_of(place), [*names]) for place, names in tables.values()]
         self._cells = [place for place, name in places if not name]
         self._places = [(place, name) for place, names in tables.values() for name in names]
         self._places += [(cell, "") for cell in self._cells]
@@ -274,6 +275,7 @@ def _places_of(code: Code) -> list[_Place]:
         near: list[_Place] = [(table, name) for name, _ in globals_of(function)]
         near += [(vars(module), name) for module, name in module_attributes_of(function)]
         near += [(cell, "") for cell in function.__closure__ or ()]
+        near += ambient_of(function)
         seen.update(((id(place), name), (place, name)) for place, name in near)
     return [*places, *seen.values()]
 
@@ -311,10 +313,14 @@ def _table(place: Any) -> Mapping[str, Any]:
     return vars(place) if isinstance(place, type) else place
 
 
+def _item_of(place: Any) -> Callable[[str], Any]:
+    return place.item_of if isinstance(place, Ambient) else _table(place).__getitem__
+
+
 def _now(place: Any, name: str) -> Any:
     if isinstance(place, types.CellType):
         return content_of(place)
-    return _table(place).get(name, ABSENT)
+    return place.item_of(name) if isinstance(place, Ambient) else _table(place).get(name, ABSENT)
 
 
 def _put(place: Any, name: str, item: Any) -> None:
@@ -324,6 +330,8 @@ def _put(place: Any, name: str, item: Any) -> None:
             del place.cell_contents
         else:
             place.cell_contents = item
+    elif isinstance(place, Ambient):
+        place.put(name, item)
     elif isinstance(place, dict):
         if item is ABSENT:
             place.pop(name, None)

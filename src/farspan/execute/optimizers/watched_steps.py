@@ -21,6 +21,7 @@ from farspan.execute.optimizers.steps.in_gradient_hooks import check_step_in_hoo
 from farspan.execute.process.world import current_engine
 from farspan.launch.raised.tracebacks import cut_frames
 from farspan.launch.rank.notes import end_noting_training
+from farspan.record.memory.leaves import check_made_of_parameters
 from farspan.record.ops.overrides import read_recorded
 from farspan.record.unrecorded import unrecorded
 from farspan.torch_private import (
@@ -252,6 +253,10 @@ def _begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]
     begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
     if not begins_with_closure:
         _run_recorded(engine, "optimizer.step()", optimizer)
+    if engine.recorder.stale_casts.cast:
+        engine.recorder.stale_casts.note_step(placed)
+    if engine.recorder.made_of_parameters:
+        check_made_of_parameters(engine.recorder, placed)
     if engine.masks.owned.slices:
         engine.slices.begin_step()
     args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from farspan.call.leaf import Placed
+from farspan.call.leaf import Leaf, Placed
 from farspan.call.modes import apply_modes
 from farspan.comm.channels import Channels
 from farspan.errors import FarspanError, RecordError
@@ -170,6 +170,21 @@ class Executor:
             return ""
         action = program.actions[number]
         return f"task {number + 1} of {len(program.actions)}: {action.kind.value} of {action.work.describe()}"
+
+    def is_gradient_early(self, name: str) -> bool:
+        """Returns whether a forward runs, and a backward that comes before it in the program and adds to the gradient
+        of a parameter has not run yet."""
+        program, number = self._running, self._number
+        if program is None or program.has_several_workers or number >= len(program.actions):
+            return False
+        running = program.actions[number].work
+        if not isinstance(running, Segment):
+            return False
+        later = [action.work for action in program.actions[number + 1 :]]
+        parts = [work for work in later if isinstance(work, BackwardSegment)]
+        earlier = [part for part in parts if part.backward.graph.index < running.graph.index]
+        items = [item for part in earlier for item in part.accumulates_into]
+        return any(name == item or (isinstance(item, Leaf) and name in item.parameter_names) for item in items)
 
     def take(self, edge: Edge) -> torch.Tensor | None:
         """Returns the gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +38,16 @@ def write_open_files() -> None:
     Python closes such a file once nothing holds it. What farspan still has of the program (its model, whose code holds
     its globals) is never released, and what is in the buffers would be lost.
     """
-    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    files: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
-    files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # a text goes into the buffer below it
-    for file in files:
-        with contextlib.suppress(OSError, ValueError):  # it has been closed, or its other end has
-            file.flush()
+    texts, buffers = (io.TextIOWrapper,), (io.BufferedWriter, io.BufferedRandom)
+    kinds = [(texts, "flush"), (_compressed_files(), "close"), (buffers, "flush")]  # each lies on the next
+    items = gc.get_objects()
+    for kind, end in kinds:
+        for file in [item for item in items if issubclass(type(item), kind)]:
+            with contextlib.suppress(OSError, ValueError):  # it has been closed, or its other end has
+                getattr(file, end)()
+
+
+def _compressed_files() -> tuple[Any, ...]:
+    """Returns the classes of files whose last part is written when they are closed, of those that are loaded."""
+    names = {"gzip": "GzipFile", "bz2": "BZ2File", "lzma": "LZMAFile", "zipfile": "ZipFile"}
+    return tuple(getattr(sys.modules[module], name) for module, name in names.items() if module in sys.modules)

@@ -7,6 +7,7 @@ reach are compared before and after each call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from farspan.call.leaf import LeakError
 from farspan.call.side_effects.reachable import State, is_same
+from farspan.call.side_effects.rehearsal import nothing_written
 from farspan.call.surroundings.code import content_of, globals_of
 from farspan.call.user_hooks import is_passed_over
 from farspan.errors import RecordError
@@ -36,10 +39,10 @@ def watched(recorder: Recording | None, module: nn.Module, hook: Callable[..., A
         return None if is_passed_over(module) and is_hook_of_all_modules(hook) else hook
     if is_hook_of_all_modules(hook):
         return None
-    return _without_trace(hook) if recorder.engine.num_ranks > 1 else hook
+    return _without_trace(hook, recorder.engine.rank) if recorder.engine.num_ranks > 1 else hook
 
 
-def _without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _without_trace(hook: Callable[..., Any], rank: int) -> Callable[..., Any]:
     """`hook`, a module's backward hook, so that it raises if it leaves a trace in objects that the program can read.
 
     Raises:
@@ -52,18 +55,26 @@ def _without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
         before = [(name, place, place()) for name, place in places]
         state = State([*(item for _, _, item in before), *_tables(module, *(item for _, _, item in before))])
         versions = [(tensor, tensor._version) for tensor in state.tensors.values()]
-        result = hook(module, *gradients)
+        try:
+            with nothing_written() if rank else contextlib.nullcontext():  # rank 0's lines and files are the program's
+                result = hook(module, *gradients)
+        except LeakError as error:
+            raise _refusal(module, hook, f"does what only rank {rank} would show: {error.what}") from None
         is_changed = any(not is_same(place(), item) for _, place, item in before) or bool(state.changed())
         if is_changed or any(tensor._version != version for tensor, version in versions):
-            name = getattr(hook, "__qualname__", type(hook).__qualname__)
-            raise RecordError(
-                f"a backward hook on {type(module).__name__} keeps something: {name}.",
-                why="it runs on the rank where the module is placed; the other ranks would not see what it keeps.",
-                hint="module.register_full_backward_hook(hook), which runs on every rank",
-            )
+            raise _refusal(module, hook, "keeps something")
         return result
 
     return looked_after
+
+
+def _refusal(module: nn.Module, hook: Any, does: str) -> RecordError:
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    return RecordError(
+        f"a backward hook on {type(module).__name__} {does}: {name}.",
+        why="it runs on the rank where the module is placed; the other ranks would not see what it keeps.",
+        hint="module.register_full_backward_hook(hook), which runs on every rank",
+    )
 
 
 def _places_of(hook: Any) -> list[tuple[str, Callable[[], Any]]]:

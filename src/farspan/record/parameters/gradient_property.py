@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
 
 from farspan.call.draws.scope import active
+from farspan.errors import RecordError
 from farspan.record.parameters.outside_tensors import access_gradient
 from farspan.record.recording import Recording
 from farspan.torch_private import raw_grad, set_raw_grad
@@ -40,7 +42,10 @@ def _get(parameter: Any) -> Any:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
         view = recorder.step_view
-        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
+        if view is not None:
+            return view.gradient(recorder.placed[id(parameter)])
+        _check_not_early(recorder, parameter)
+        return raw_grad(parameter)
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
@@ -51,6 +56,26 @@ def _set(parameter: Any, gradient: Any) -> None:
     elif recorder.step_view is not None:
         recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
+        _check_not_early(recorder, parameter)
         set_raw_grad(parameter, gradient)
     else:
         recorder.gradients.set(recorder.placed[id(parameter)], gradient)
+
+
+def _check_not_early(recorder: Recording, parameter: Any) -> None:
+    """Raise if the code of a module uses a gradient before a backward that comes first in the program has added to it.
+
+    A run on fakes sees such code; where data decide whether it does so, only the run itself shows it. torch's own files
+    may use a gradient on their way (a compiler does), but for those that are called to clear it.
+    """
+    name = recorder.placed[id(parameter)].name
+    if not recorder.engine.is_gradient_early(name):
+        return
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if caller.startswith("torch.") and not caller.startswith(("torch.nn.modules", "torch.optim")):
+        return
+    raise RecordError(
+        f"a module uses {name}.grad in its forward, before an earlier micro-batch has added to it.",
+        why="data decide whether it does, so the earlier backward has been recorded and has not run yet.",
+        hint="read or change the gradient outside of the model; or call farspan.flush() after loss.backward()",
+    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from farspan.call.draws.scope import active, replayed
 from farspan.record.team.team_tensor import SplitStage
@@ -16,8 +17,6 @@ from farspan.record.tensor import LazyTensor
 from farspan.torch_private import recompute_through
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from farspan.record.recording import Recording, SplitStages
 
 __all__ = ["call_split", "checkpointed", "open_split", "watch_checkpoints"]
@@ -40,23 +39,14 @@ def checkpointed() -> Iterator[None]:
     if recorder is None or not recorder.is_recording:
         yield
         return
+    splitting, own = recorder.splitting, object()
+    if splitting.stages and splitting.unit is None:
+        splitting.unit = own
     was_checkpointed, recorder.is_checkpointed = recorder.is_checkpointed, True
     try:
-        with _in_a_unit(recorder.splitting):
-            yield
+        yield
     finally:
         recorder.is_checkpointed = was_checkpointed
-
-
-@contextlib.contextmanager
-def _in_a_unit(splitting: SplitStages) -> Iterator[None]:
-    if not splitting.stages or splitting.unit is not None:
-        yield
-        return
-    splitting.unit = own = object()
-    try:
-        yield
-    finally:
         if splitting.unit is own:
             splitting.unit = None
 
