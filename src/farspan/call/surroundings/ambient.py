@@ -1,4 +1,4 @@
-"""What code reads of its process and its thread by name: environment variables, context variables, defaults.
+"""What code reads of its thread by name, and of its functions: context variables, defaults.
 
 Each is a table of names, as the globals of a file are, so that what the program sets between calls can be seen and, for
 calls that run later, be put back.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from farspan.call.surroundings.code import ABSENT, globals_of, names_in, texts_in
+from farspan.call.surroundings.code import ABSENT, globals_of
 from farspan.errors import RecordError
 
 __all__ = ["Ambient", "ambient_of"]
-
-_READS_ENVIRONMENT = frozenset({"environ", "getenv"})
-_MOST_TEXTS = 100
 
 
 class Ambient:
@@ -31,17 +27,6 @@ class Ambient:
     def put(self, name: str, item: Any) -> None:
         """Let a name mean what it meant."""
         raise NotImplementedError
-
-
-class _Environment(Ambient):
-    def item_of(self, name: str) -> Any:
-        return os.environ.get(name, ABSENT)
-
-    def put(self, name: str, item: Any) -> None:
-        if item is ABSENT:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = item
 
 
 class _Context(Ambient):
@@ -77,17 +62,14 @@ class _Defaults(Ambient):
         setattr(self._function, name, item)
 
 
-_environment = _Environment()
 _context = functools.lru_cache(maxsize=1024)(_Context)
 
 
 def ambient_of(function: types.FunctionType) -> Iterator[tuple[Ambient, str]]:
-    """Yields what the code of a function may read so: of the environment what its texts name."""
+    """Yields what the code of a function may read so. Not environment variables, which differ from rank to rank."""
     for _, item in globals_of(function):
         if isinstance(item, contextvars.ContextVar):
             yield _context(item), item.name
-    if not _READS_ENVIRONMENT.isdisjoint(names_in(function)):
-        yield from ((_environment, text) for text in texts_in(function)[:_MOST_TEXTS] if text.isidentifier())
     for name in ("__defaults__", "__kwdefaults__"):
         if getattr(function, name):
             yield _Defaults(function), name
