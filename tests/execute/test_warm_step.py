@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.support.ranks import run_processes
 
 PROGRAM = Path(__file__).with_name("warm_step.py")
-MOST_FILES, MOST_OF_A_STEP = 30, 76
+MOST_FILES, MOST_OF_A_STEP = 29, 76
 """Passed by a micro-batch, and by its step too. To be lowered, not raised: what is rare is asked for once, not in a
-file of its own in every micro-batch.
+file of its own in every micro-batch. Without the control room's: which thread sees a message, and when, is luck.
 """
 IN_ORDER = [
     "record/intercept.py",
@@ -33,7 +33,8 @@ def test_a_micro_batch_passes_few_files_in_the_order_of_the_rooms() -> None:
     (said,) = [run.stdout.splitlines()[-1] for run in runs if run.stdout]
     phases = json.loads(said)
     passed = [*phases["forward"], *phases["backward"], *phases["share"]]
-    assert len(files(passed)) <= MOST_FILES, "\n".join(sorted(files(passed)))
+    own = [file for file in files(passed) if not file.startswith("control/")]
+    assert len(own) <= MOST_FILES, "\n".join(sorted(own))
     assert len(files([*passed, *phases["step"]])) <= MOST_OF_A_STEP, "\n".join(
         sorted(files([*passed, *phases["step"]]))
     )
