@@ -242,7 +242,8 @@ class Call:
         self.is_closing = False
         """True, when it runs, if a backward of the same step goes through it and nothing comes back after that."""
         self.is_recounted = False
-        """True if torch would run it again in a backward, for a checkpoint, and it would count its batch once more."""
+        """True if torch would run it again in a backward, for a checkpoint, and it would write into its buffers or
+        attributes once more."""
         self.is_repeated = False
         """True if calls have been recorded that compute it again: not all gradient comes to its own results then."""
         self.hooks: Any = None

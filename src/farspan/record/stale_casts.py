@@ -37,6 +37,8 @@ class StaleCasts:
         self._region = 0
         self.cast: set[int] = set()
         """The ids of weights that have been used in the region."""
+        self._seen: set[Leaf] = set()
+        """The modules that have been called in it."""
         self._stepped: dict[int, str] = {}
         """Those that a step has changed since, with their names."""
 
@@ -47,7 +49,10 @@ class StaleCasts:
             RecordError: It uses a weight that has been used in the region, and stepped since.
         """
         if region != self._region:
-            self._region, self.cast, self._stepped = region, set(), {}
+            self._region, self.cast, self._stepped, self._seen = region, set(), {}, set()
+        if leaf in self._seen and not self._stepped:
+            return
+        self._seen.add(leaf)
         kinds = {kind for kind, _, is_cached in modes[2] if is_cached}
         weights = [module.weight for module in leaf.modules if isinstance(module, _CASTING)] if kinds else []
         weights = [item for item in weights if item.dtype is torch.float32 and item.requires_grad]

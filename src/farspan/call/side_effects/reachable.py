@@ -260,7 +260,8 @@ def _elements_of(item: Any) -> list[Any]:
     if len(item) > _MOST_ELEMENTS:
         return []
     if isinstance(item, dict):
-        return [part for pair in _items_of(item) for part in pair]
+        kind: Any = OrderedDict if isinstance(item, OrderedDict) else dict  # the former keeps an order of its own
+        return [*kind.keys(item), *kind.values(item)]
     return [*(list.__iter__(item) if isinstance(item, list) else item)]
 
 

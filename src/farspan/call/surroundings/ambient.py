@@ -6,6 +6,7 @@ calls that run later, be put back.
 
 from __future__ import annotations
 
+import abc
 import contextvars
 import functools
 import types
@@ -18,15 +19,15 @@ from farspan.errors import RecordError
 __all__ = ["Ambient", "ambient_of"]
 
 
-class Ambient:
-    """A table of names that is no dictionary."""
+class Ambient(abc.ABC):
+    """A table of names that is not a dictionary."""
 
     item_of: Callable[[str], Any]
     """Returns what a name means now; `ABSENT` where it means nothing."""
 
+    @abc.abstractmethod
     def put(self, name: str, item: Any) -> None:
         """Let a name mean what it meant."""
-        raise NotImplementedError
 
 
 class _Context(Ambient):

@@ -33,6 +33,7 @@ from farspan.place.measure.measurements import Input, Kinds, Measured, Sample, S
 from farspan.place.measure.micro_batches import Key, MicroBatches, Place, place_of
 from farspan.place.measure.work import counted, kept
 from farspan.place.measure.working_memory import Working, hand_over
+from farspan.profile.step import Operation
 from farspan.program.lower import has_weights
 from farspan.program.program import Action, Program
 from farspan.progress import Progress
@@ -252,7 +253,7 @@ class ProfilingExecutor(Executor):
         if note is not None and number == _LOOKED_AT:
             self._profile(part, note, leaves_weights=can_wait and number == self._split_micro_batch)
         elif note is not None and number == self._split_micro_batch:
-            most = self._run_watched(part, leaves_weights=can_wait)
+            most = self._run_watched(part, leaves_weights=can_wait, found=[])
             note.split_working_bytes, note.split_inner_working_bytes = most
         else:
             super()._backward(part, leaves_weights=self._was_split)
@@ -284,13 +285,14 @@ class ProfilingExecutor(Executor):
             name, size = _key_name(edge.key), _span_bytes(self.gradients[edge])
             self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))
         note.weight_flops += sum(call.entry.flops for call in part.calls if has_weights(call, self._trains))
-        with counted(note.backward):
-            most, inner = self._run_watched(part, leaves_weights=leaves_weights)
+        most, inner = self._run_watched(part, leaves_weights=leaves_weights, found=note.backward)
         note.working_bytes = max(note.working_bytes, most)
         note.inner_working_bytes = max(note.inner_working_bytes, inner)
 
-    def _run_watched(self, part: BackwardSegment, *, leaves_weights: bool) -> tuple[int, int]:
-        """Run a backward; what it needs at most, on its own and in the middle of a stage."""
+    def _run_watched(self, part: BackwardSegment, *, leaves_weights: bool, found: list[Operation]) -> tuple[int, int]:
+        """Run a backward; what it needs at most, on its own and in the middle of a stage. Its operations are `found`,
+        without those by which it is handed what it begins with.
+        """
         given = [item for item in map(self.gradients.get, part.incoming) if item is not None]
         values = [edge.key.data for edge in part.incoming if isinstance(edge.key, Value) and edge.key.data is not None]
         given_bytes, staying = sum(map(_span_bytes, given)), self._working.numbers([*given, *values])
@@ -299,7 +301,8 @@ class ProfilingExecutor(Executor):
             if _is_run_once(part):
                 hand_over(part, self.gradients)
             begin = self._working.begin()
-            super()._backward(part, leaves_weights=leaves_weights)
+            with counted(found):
+                super()._backward(part, leaves_weights=leaves_weights)
         apart, passing = self._own_memory, self._own_gradients()
         most = self._working.peak(begin, apart, passing, staying)
         return given_bytes + most, given_bytes + self._working.peak(begin, apart, passing)
