@@ -44,7 +44,8 @@ def _get(parameter: Any) -> Any:
         view = recorder.step_view
         if view is not None:
             return view.gradient(recorder.placed[id(parameter)])
-        _check_not_early(recorder, parameter)
+        if not recorder.is_in_optimizer:  # whose step comes after all backwards
+            _check_not_early(recorder, parameter)
         return raw_grad(parameter)
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
@@ -56,7 +57,8 @@ def _set(parameter: Any, gradient: Any) -> None:
     elif recorder.step_view is not None:
         recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
-        _check_not_early(recorder, parameter)
+        if not recorder.is_in_optimizer:
+            _check_not_early(recorder, parameter)
         set_raw_grad(parameter, gradient)
     else:
         recorder.gradients.set(recorder.placed[id(parameter)], gradient)
