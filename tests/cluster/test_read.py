@@ -51,7 +51,7 @@ def test_what_is_left_out_is_no_limit() -> None:
     [
         ("[[hosts", "is not TOML"),
         ("", "names no hosts"),
-        ("[[hosts]]\ncount = 1", "kind is None"),
+        ("[[hosts]]\ncount = 1", "has no kind"),
         ('[[hosts]]\nkind = "a"\ndevises = 2', 'unknown key "devises"'),
         ('[[hosts]]\nkind = "a"\ndevices = 0', "devices is 0"),
         ('[[hosts]]\nkind = "a"\nmemory = "80 GX"', "memory is '80 GX'"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.support.ranks import run_processes
+from torch import nn
 
 from farspan.errors import PlanError
 from farspan.place.mesh.given import axes_of
-from farspan.place.mesh.lanes import _shares_of
+from farspan.place.mesh.lanes import _shares_of, cut_batches
 from farspan.plan import Plan
 
 PROGRAM = """
@@ -80,3 +82,12 @@ def test_the_number_of_micro_batches_follows_from_the_shares_of_the_stages(
 ) -> None:
     plan = Plan(stages=("rank:0", "rank:1"), placement={"a": 0, "b": 1}, estimates=estimates)
     assert list(_shares_of(plan)) == found
+
+
+@pytest.mark.parametrize(("layer", "is_asked"), [(nn.LayerNorm(8), True), (nn.BatchNorm1d(8), False)])
+def test_micro_batches_are_not_hinted_at_where_the_rows_of_a_batch_depend_on_each_other(
+    layer: nn.Module, is_asked: bool
+) -> None:
+    engine: Any = SimpleNamespace(console=SimpleNamespace(best_lanes=None))
+    cut_batches(engine, nn.Sequential(nn.Linear(8, 8), layer), Plan.from_mapping({"": "rank:0"}), None)
+    assert (engine.console.best_lanes is not None) == is_asked

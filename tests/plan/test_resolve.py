@@ -207,6 +207,11 @@ def test_a_rank_that_does_not_exist_is_an_error() -> None:
     assert "farspan run -n 4" in error.hint
 
 
+def test_a_name_that_matches_nothing_is_said_before_the_ranks_it_would_need() -> None:
+    error = _error({"block.*": "rank:0"}, world_size=2)
+    assert error.what == "the plan's entry 'block.*' (on rank:0) matches nothing in this model."
+
+
 def test_every_rank_must_have_a_stage() -> None:
     error = _error({"": "rank:0", "head": "rank:1"}, world_size=3)
     assert error.what == "3 processes for a plan of 2 ranks."

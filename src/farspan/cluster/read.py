@@ -102,6 +102,12 @@ def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
 
 def _device_class(own: Mapping[str, Any], links: Mapping[str, Any], where: str) -> DeviceClass:
     check_keys(own, _HOST_KEYS, where)
+    if "kind" not in own:
+        raise PlanError(
+            f"{where} has no kind.",
+            why="a table of hosts says what devices each of them has.",
+            hint='[[hosts]]\nkind = "A100"\ncount = 2  # hosts\ndevices = 8  # of each\nmemory = "80 GiB"',
+        )
     entry = {**links, **own}
     kind = as_name(entry.get("kind"), f"{where}: kind")
     return DeviceClass(

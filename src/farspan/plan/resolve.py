@@ -85,11 +85,11 @@ def resolve(
         >>> found.owner, found.leaf_stage
         ({'embed.weight': 0}, {'': None, 'embed': 0, 'head': 1})
     """
+    nodes = with_ancestors([*modules, *parameters, *aliases])
+    assigned = assign(plan.placement, nodes, lambda entry: name_not_found(entry, nodes, plan))
     error = ranks_do_not_fit(plan, world_size, may_idle=may_idle)
     if error is not None:
         raise error
-    nodes = with_ancestors([*modules, *parameters, *aliases])
-    assigned = assign(plan.placement, nodes, lambda entry: name_not_found(entry, nodes, plan))
     owner, name_stage = _own(assigned, parameters, aliases)
     missing = [name for name in parameters if name not in owner]
     if missing:

@@ -12,6 +12,7 @@ from farspan.errors import PlanError, quoted
 from farspan.execute.engine import Engine
 from farspan.plan import Plan
 from farspan.planner.mesh import best_lanes, seconds_of_work
+from farspan.profile import keeps_statistics
 from farspan.record.lanes.batch import BatchedModel, called_parts
 from farspan.record.parameters.copying import plan_by_model
 
@@ -82,7 +83,8 @@ def cut_batches(engine: Engine, model: nn.Module, plan: Plan, micro_batches: Any
         plan: Its plan before anything has been measured: their number must not depend on measured times.
         micro_batches: As the caller has given it.
     """
-    engine.console.best_lanes = _worth_asking_for
+    if not any(map(keeps_statistics, model.modules())):  # of all rows of a batch
+        engine.console.best_lanes = _worth_asking_for
     number: Any = plan.micro_batches
     if micro_batches == "auto" and number == 1:  # else the plan has it from an earlier run
 
