@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -47,10 +48,11 @@ def descendants(pid: int) -> list[int]:
     return []
 
 
-def ended_in_time(process: subprocess.Popen[str], timeout_s: float, logs: Path) -> tuple[str, str]:
+def ended_in_time(process: subprocess.Popen[Any], timeout_s: float, logs: Path, *outputs: Path) -> tuple[Any, Any]:
     """Returns what a launcher has written, once it has ended.
 
-    If it takes too long, the error shows the stacks of its ranks, which are in the files of the folder `logs`.
+    If it takes too long, the error shows the stacks of its ranks, which are in the files of the folder `logs`, and
+    what is in the files that it writes to in the place of pipes.
     """
     try:
         return process.communicate(timeout=timeout_s)
@@ -62,7 +64,7 @@ def ended_in_time(process: subprocess.Popen[str], timeout_s: float, logs: Path) 
         show_stacks([process.pid])
         process.kill()
         written = process.communicate()
-    texts = [f"{path.name}:\n{path.read_text(errors='replace')}" for path in sorted(logs.glob("**/*.log"))]
+    texts = [f"{path.name}:\n{path.read_text(errors='replace')}" for path in [*outputs, *sorted(logs.glob("**/*.log"))]]
     raise AssertionError("\n".join([f"not ended after {timeout_s} s", *filter(None, written), *texts]))
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hangs.hangs import SETUP, ended_in_time
 from tests.support.launcher import SOURCE, TIMEOUT_S, wait_until
 
 __all__ = ["BEGIN", "LAUNCHER", "SSH", "Launcher"]
@@ -30,7 +31,9 @@ echo "hello from the startup files of $1 {{}}"
 echo $$ > "{folder}/$1/pid"
 TMPDIR="{folder}/$1" exec sh -c "$2"
 """
-BEGIN = """
+BEGIN = (
+    SETUP
+    + """
 import os, signal, sys, time
 start, ranks, rank, role = (os.environ.get(f"FARSPAN_{name}", "") for name in ("RESTART", "WORLD_SIZE", "RANK", "ROLE"))
 start, ranks, rank = int(start), int(ranks), int(rank)
@@ -39,6 +42,7 @@ name = f"{role}{start}-{rank}"
 open(f"pids-{name}.new", "w").write(f"{os.getpid()} {os.getppid()}")
 os.rename(f"pids-{name}.new", f"pids-{name}")
 """
+)
 
 
 class Launcher:
@@ -86,10 +90,8 @@ class Launcher:
         (self.folder / f"away-{address}").unlink()
 
     def end(self) -> tuple[int, str]:
-        try:
-            return self.process.wait(TIMEOUT_S), self.said()
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.said()) from None
+        ended_in_time(self.process, TIMEOUT_S, self.folder, self.output)
+        return self.process.returncode, self.said()
 
     def close(self) -> None:
         self.process.kill()

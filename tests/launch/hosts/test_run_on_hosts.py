@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.hangs.hangs import SETUP, ended_in_time
 from tests.launch.joining.hosts import ADDRESSES, Hosts, are_possible, two_hosts
 from tests.support.launcher import SOURCE, wait_until
 
@@ -57,7 +58,7 @@ class Run:
 
     def __init__(self, hosts: Hosts, folder: Path, script: str, *words: str, options: tuple[str, ...] = ()) -> None:
         self.folder = folder
-        (folder / "train.py").write_text(script)
+        (folder / "train.py").write_text(SETUP + script.lstrip())
         ssh = folder / "ssh.sh"
         ssh.write_text(SSH.format(addresses=ADDRESSES, name=hosts.name))
         ssh.chmod(0o755)
@@ -72,9 +73,8 @@ class Run:
 
     def end(self, limit_s: float = 100.0) -> tuple[int, str]:
         try:
-            return self.process.wait(limit_s), self.output.read_text()
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.output.read_text()) from None
+            ended_in_time(self.process, limit_s, self.folder / "logs", self.output)
+            return self.process.returncode, self.output.read_text()
         finally:
             self.process.kill()
             self.process.wait()
@@ -159,7 +159,7 @@ class Joined:
         self.hosts = hosts
         self.folder = folder
         self.words = words
-        (folder / "train.py").write_text(script)
+        (folder / "train.py").write_text(SETUP + script.lstrip())
         self.outputs: list[Path] = []
         self.processes: list[subprocess.Popen[bytes]] = []
 
