@@ -104,7 +104,7 @@ def trained(model: nn.Module) -> tuple[list[float], dict[str, Tensor], list[int]
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is on the console of `farspan run`, without --verbose."""
     lines: list[str] = []
-    monkeypatch.setattr(Console, "_write_line", lambda self, text: lines.append(text))
+    monkeypatch.setattr(Console, "say", lambda self, text: lines.append(text))
     return lines
 
 

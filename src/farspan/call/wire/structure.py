@@ -154,7 +154,7 @@ def _call_of(target: Target | None) -> list[Any]:
 
 def _parse(text: bytes) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=_no_constant)
+        return json.loads(text.decode(), parse_constant=_no_constant, parse_float=_no_constant)
     except (ValueError, RecursionError):
         raise damaged("it is no JSON, or nested too deeply") from None
 
