@@ -11,7 +11,7 @@ NEWEST_TORCH ?= 2.15.0
 # more words for pip, such as `--extra-index-url URL` of a mirror that has the CPU build of torch
 PIP_ARGS ?=
 # tests at a time, on two cores: many of them start processes of their own and wait for them
-NUM_WORKERS ?= 3
+NUM_WORKERS ?= 4
 PYTEST_ARGS ?=
 PYTEST = $(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_STEPS_AGAIN ?= 5
