@@ -1,7 +1,7 @@
 """The import table of the library (DESIGN.md, section 8), and the few rules on its form, enforced by reading its files.
 
 cli > api > place > adapters, services > state > execute > comm > control > record > call > torch_private > profile
-    > report, launch > planner > program > plan > schedule > graph, cluster
+    > report, launch > devices > planner > program > plan > schedule > graph, cluster
     > documents, locks, settings, outputs, progress > errors, units
 
 ( > : may import)
@@ -37,6 +37,7 @@ FLOORS = (
     {"torch_private"},
     {"profile"},
     {"report", "launch"},
+    {"devices"},
     {"planner"},
     {"program"},
     {"plan"},

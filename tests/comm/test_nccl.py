@@ -16,7 +16,7 @@ from farspan.comm import nccl
 from farspan.comm.channels import Channels
 from farspan.comm.nccl import NcclTransport
 from farspan.comm.router import Router
-from farspan.errors import DeadlineError, FarspanError
+from farspan.errors import DeadlineError, FarspanError, PlanError
 from farspan.graph import Meta, Value
 from farspan.plan import Team, Worker
 from farspan.program import route
@@ -67,8 +67,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     found = Cuda()
     monkeypatch.setattr(nccl, "nccl_group", found.group)
     monkeypatch.setattr(nccl.dist, "PrefixStore", lambda prefix, store: prefix)
-    monkeypatch.setattr(torch.cuda, "device", found.device)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(nccl, "on_device", found.device)
     return found
 
 
@@ -158,13 +157,16 @@ def test_transfers_are_begun_and_awaited_on_the_device_of_their_tensor(
     events: list[str] = []
 
     class Event:
+        def __init__(self, device: torch.device) -> None:
+            assert device == torch.device("cuda:1")
+
         def record(self) -> None:
             events.append(cuda.here.device)
 
         def query(self) -> bool:
             return True
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "Event", Event)
     transport = NcclTransport(None, 0)
     for key, end in (((0, 1, 0), 0), ((1, 0, 1), 1)):
         store = "{} {} {}".format(*key)
@@ -215,3 +217,8 @@ def test_a_device_that_waits_for_ever_is_an_error_on_all_ranks_that_says_for_wha
     told, ended = side.failed
     assert told is ended and isinstance(told, DeadlineError)
     assert f"rank 1, at task 2 (block 1), waited 0.1 s for {value.describe()} from rank 0" in str(told)
+
+
+def test_devices_between_which_only_nccl_sends_are_named_where_it_is_not_there() -> None:
+    with pytest.raises(PlanError, match="rank 0's cuda:0 cannot send to rank 1's cuda:1"):
+        Router(None, None).open(Channel(Worker(0, "cuda:0"), Worker(1, "cuda:1"), 0), DEADLINE_S)  # pyright: ignore[reportArgumentType]

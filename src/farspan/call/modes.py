@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from farspan.devices import device_types
 from farspan.torch_private import autocast_region, in_autocast_region, is_any_autocast_enabled
 from farspan.torch_private.flags import FLAGS, default_device, hooks_on_what_is_saved, is_of_a_checkpoint
 
@@ -42,7 +43,7 @@ SavedHooks = tuple[Any, Any] | None
 _NOTHING = contextlib.nullcontext()
 _ask: Callable[[Callable[[], Any]], Any] = operator.call
 _GETTERS: tuple[Callable[[], Any], ...] = tuple([get for get, _ in FLAGS])
-_DEVICE_TYPES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+_DEVICE_TYPES = device_types()
 
 
 def current_modes() -> Modes:

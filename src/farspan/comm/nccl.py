@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from farspan.comm.transport import TransferError
+from farspan.devices import on_device, wait_for_current_stream
 from farspan.program.program import Channel
 from farspan.torch_private.groups import nccl_group
 
@@ -40,7 +41,7 @@ class _NcclWork:
     def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
         self.work = work
         self.flat: torch.Tensor | None = flat  # NCCL reads or writes its memory until the transfer has ended
-        self.began: torch.cuda.Event | None = None
+        self.began: torch.Event | None = None
 
     def is_done(self) -> bool:
         return self.work.is_completed()
@@ -48,8 +49,8 @@ class _NcclWork:
     def wait(self, deadline_s: float) -> None:
         """Let the current stream of the tensor's device wait, and not the host."""
         assert self.flat is not None
-        with torch.cuda.device(self.flat.device):
-            self.began = torch.cuda.Event()
+        with on_device(self.flat.device):
+            self.began = torch.Event(self.flat.device)
             self.began.record()
             try:
                 self.work.wait()
@@ -102,20 +103,20 @@ class NcclTransport:
         src, dst, number = channel.source.rank, channel.target.rank, channel.number
         own = channel.target if self.rank == dst else channel.source
         store = dist.PrefixStore(f"{src} {dst} {number}", self.store)
-        with torch.cuda.device(torch.device(own.device)):
+        with on_device(torch.device(own.device)):
             group = nccl_group(store, _RECEIVER if self.rank == dst else _SENDER, 2, timeout=_NO_LIMIT)
             self.groups[src, dst, number] = group
             first = torch.zeros(1, dtype=torch.uint8, device=own.device)
             work = group.recv([first], _SENDER, 0) if self.rank == dst else group.send([first], _RECEIVER, 0)
             work.wait()
-            torch.cuda.current_stream().synchronize()
+            wait_for_current_stream()
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _NcclWork:
-        with torch.cuda.device(flat.device):
+        with on_device(flat.device):
             return _NcclWork(self.groups[self.rank, dst, channel].send([flat], _RECEIVER, 0), flat)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _NcclWork:
-        with torch.cuda.device(flat.device):
+        with on_device(flat.device):
             return _NcclWork(self.groups[src, self.rank, channel].recv([flat], _SENDER, 0), flat)
 
     def checks_sizes(self, src: int) -> bool:

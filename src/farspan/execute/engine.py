@@ -81,6 +81,7 @@ class Engine:
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
         self.teams: list[Team] = []  # who runs each stage
+        self.devices: list[str] = []  # of each rank, where it computes unless it is told otherwise
         self.parameters: dict[str, Placed] = {}
         self.sanitizer = _sanitizer_for(self)
         self.channels = self.new_channels(transport, side)
@@ -143,7 +144,7 @@ class Engine:
 
     def stages_at(self, place: str) -> tuple[int, ...]:
         """Returns the stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first."""
-        return stages_at(self.teams, place, self.num_ranks)
+        return stages_at(self.teams, place, self.devices, self.num_ranks)
 
     def seed_draws(self, seed: int | None) -> None:
         """Let all that the model draws follow from `seed`, or be what the plain program draws."""

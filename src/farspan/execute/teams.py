@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from farspan.devices import CPU
 from farspan.errors import PlanError
 from farspan.graph import Graph
 from farspan.plan import Place, Team, Worker, format_place, format_places, parse_place
@@ -21,7 +21,6 @@ __all__ = [
     "device_at",
     "device_of",
     "home_stages",
-    "on_device",
     "settings_of",
     "settle_values",
     "stage_number",
@@ -32,13 +31,17 @@ __all__ = [
 ]
 
 
-def team_at(places: Sequence[Place]) -> Team:
+def team_at(places: Sequence[Place], devices: Sequence[str]) -> Team:
     """Returns the team of a stage.
+
+    Args:
+        places: Of its members.
+        devices: The device that each rank computes on unless it is told otherwise, by rank.
 
     Raises:
         PlanError: torch knows no such device, or two of the places are the same device.
     """
-    members = tuple(map(worker_at, places))
+    members = tuple([worker_at(place, devices) for place in places])
     if len(set(members)) < len(members):
         raise PlanError(
             f"'{format_places(tuple(places))}' names a device twice.",
@@ -48,15 +51,19 @@ def team_at(places: Sequence[Place]) -> Team:
     return Team(members)
 
 
-def worker_at(place: Place) -> Worker:
+def worker_at(place: Place, devices: Sequence[str]) -> Worker:
     """Returns the worker that a place stands for; a rank alone stands for its GPU, if it has one.
+
+    Args:
+        place: Which.
+        devices: The device that each rank computes on unless it is told otherwise, by rank: the CPU of a rank that has
+            told none.
 
     Raises:
         PlanError: torch knows no such device.
     """
     if place.device is None:
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        return Worker(place.rank, str(device))
+        return Worker(place.rank, devices[place.rank] if place.rank < len(devices) else str(CPU))
     try:
         return Worker(place.rank, str(torch.device(place.device)))
     except RuntimeError as error:
@@ -91,11 +98,6 @@ def check_devices(teams: Sequence[Team], rank: int) -> None:
 def device_of(worker: Worker) -> torch.device:
     """Returns the device of a worker, as torch knows it."""
     return torch.device(worker.device)
-
-
-def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Makes `device` the current one in a `with` block, with its stream."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def check_rank(rank: int, num_ranks: int, where: str) -> None:
@@ -137,12 +139,13 @@ def stage_number(teams: list[Team], team: Team, occurrence: int) -> int:
     return len(teams) - 1
 
 
-def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
+def stages_at(teams: list[Team], text: str, devices: Sequence[str], num_ranks: int) -> tuple[int, ...]:
     """Returns the stages that lie at a place, the best first; one is made if there is none. The same on every rank.
 
     Args:
         teams: Of all stages that are known; may grow.
         text: "rank:1" for whichever device of that rank, "rank:1/cuda:0", "rank:1/cpu".
+        devices: See `worker_at`.
         num_ranks: How many ranks there are.
 
     Raises:
@@ -150,7 +153,7 @@ def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
     """
     place = parse_place(text)
     check_rank(place.rank, num_ranks, f'"{text}"')
-    worker = worker_at(place)
+    worker = worker_at(place, devices)
     device = device_of(worker)
     found = [number for number, known in enumerate(teams) if known.owns and known.leader.rank == place.rank]
     if place.device is not None:
@@ -159,9 +162,9 @@ def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
     return tuple(found) or (stage_number(teams, Team((worker,)), 0),)
 
 
-def device_at(teams: list[Team], text: str, num_ranks: int) -> torch.device:
+def device_at(teams: list[Team], text: str, devices: Sequence[str], num_ranks: int) -> torch.device:
     """Returns the device at a place that the program names; like `stages_at`."""
-    return device_of(teams[stages_at(teams, text, num_ranks)[0]].leader)
+    return device_of(teams[stages_at(teams, text, devices, num_ranks)[0]].leader)
 
 
 def home_stages(teams: list[Team], num_ranks: int) -> list[int]:

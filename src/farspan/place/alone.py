@@ -13,9 +13,8 @@ from torch import nn
 
 from farspan import settings
 from farspan.call.draws.scope import active
+from farspan.devices import current_device
 from farspan.execute.engine import Engine
-from farspan.execute.teams import device_of, worker_at
-from farspan.plan import Place
 
 __all__ = ["runs_as_it_is"]
 
@@ -26,5 +25,5 @@ def runs_as_it_is(engine: Engine, model: nn.Module) -> bool:
         return False
     if settings.flag("RECORD", default=False):
         return False
-    device = device_of(worker_at(Place(rank=0)))
+    device = current_device()
     return all(item.device == device for item in chain(model.parameters(), model.buffers()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from farspan.call.remat.repeated_blocks import repeated_blocks
+from farspan.devices import current_device
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.teams import check_devices, team_at
@@ -108,7 +110,9 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
         if undivided:
             engine.console.warn(said_of(undivided))
             resolved = _resolve(engine, model, plan, may_idle=may_idle)
-    teams = [team_at(parse_places(text)) for text in plan.stages]
+    told = engine.agreement.gather("devices", str(current_device()).encode())
+    engine.devices[:] = [str(torch.device(blob.decode())) for blob in told]
+    teams = [team_at(parse_places(text), engine.devices) for text in plan.stages]
     sizes = {name: each.numel() * each.element_size() for name, each in model.named_parameters()}
     homes = Homes(teams, resolved.owner, sizes)
     split = {stage: team.members for stage, team in enumerate(teams) if plan.is_split(stage)}

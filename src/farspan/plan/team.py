@@ -62,7 +62,7 @@ class Worker:
 
     @property
     def device_type(self) -> str:
-        """The kind of its device ("cuda")."""
+        """The type of its device ("cpu"), as torch names it."""
         return self.device.partition(":")[0]
 
 
@@ -232,7 +232,7 @@ def _hint(text: object) -> str:
     where = f"rank:{number[0]}" if number else "rank:0"
     kind = re.fullmatch(r"([a-z_]+)[: ]?([0-9]+)?", device)
     if kind:
-        name = "cuda" if kind[1] == "gpu" else kind[1]
+        name = "cuda" if kind[1] == "gpu" else kind[1]  # what most people mean by it
         return f'"{where}/{name}:{kind[2]}"' if kind[2] else f'"{where}/{name}"'
     if number is None and re.fullmatch(r"(cpu|cuda|xpu|mps)(:[0-9]+)?", rank):
         return f'"rank:0/{rank}"'

@@ -4,7 +4,6 @@ from farspan.profile.cost import narrow_sides as narrow_sides
 from farspan.profile.costs import costed_graph as costed_graph
 from farspan.profile.costs import needs_measuring as needs_measuring
 from farspan.profile.estimate import units_of as units_of
-from farspan.profile.machine import name_of_device as name_of_device
 from farspan.profile.machine import this_device as this_device
 from farspan.profile.machine import this_machine as this_machine
 from farspan.profile.profile_cache import ProfileCache as ProfileCache
@@ -34,7 +33,6 @@ __all__ = [
     "costed_graph",
     "keepers",
     "keeps_statistics",
-    "name_of_device",
     "narrow_sides",
     "needs_measuring",
     "this_device",

@@ -8,33 +8,30 @@ import psutil
 import torch
 
 from farspan.cluster import Cluster, DeviceClass, within_host
+from farspan.devices import accelerators, current_device, memory_bytes, name_of_device
 
-__all__ = ["name_of_device", "this_device", "this_machine"]
-
-
-def name_of_device(device: torch.device) -> str:
-    """Returns the kind of device: "cpu", "NVIDIA H200"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+__all__ = ["this_device", "this_machine"]
 
 
 def this_device() -> str:
     """Returns the kind of device that a rank of this machine computes on."""
-    return name_of_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return name_of_device(current_device())
 
 
 def this_machine() -> Cluster:
     """Returns the machine's GPUs; without any, as many CPU devices as processes with this one's number of threads have
     cores."""
-    if torch.cuda.is_available():
-        kind = name_of_device(torch.device("cuda", 0))
+    devices = accelerators()
+    if devices:
+        kind = name_of_device(devices[0])
         within_bytes_per_s, latency_s = within_host(kind)
         return Cluster(
             classes=(
                 DeviceClass(
                     name="gpu",
                     kind=kind,
-                    devices_per_host=torch.cuda.device_count(),
-                    memory_bytes=float(torch.cuda.get_device_properties(0).total_memory),
+                    devices_per_host=len(devices),
+                    memory_bytes=float(memory_bytes(devices[0])),
                     within_bytes_per_s=within_bytes_per_s,
                     latency_s=latency_s,
                 ),

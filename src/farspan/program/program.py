@@ -10,8 +10,11 @@ from farspan.graph import BackwardSegment, Call, Edge, Meta, Segment, Value
 from farspan.plan import Worker
 from farspan.schedule import Kind, Schedule
 
-__all__ = ["PROLOGUE", "Action", "Channel", "Message", "Program"]
+__all__ = ["NCCL_DEVICE_TYPE", "PROLOGUE", "Action", "Channel", "Message", "Program"]
 
+NCCL_DEVICE_TYPE = "cuda"
+"""The type of devices between which NCCL (of ROCm: RCCL) carries tensors; those of others go through the host's
+memory."""
 PROLOGUE = -1
 """Stands in place of a task for what is sent before the first one."""
 
@@ -42,8 +45,8 @@ class Channel(NamedTuple):
 
     @property
     def is_between_gpus(self) -> bool:
-        """Returns whether both ends are GPUs."""
-        return self.source.device.startswith("cuda") and self.target.device.startswith("cuda")
+        """Returns whether NCCL carries it, from the memory of one device to that of another."""
+        return self.source.device_type == self.target.device_type == NCCL_DEVICE_TYPE
 
 
 class Message:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from farspan.call.draws.generators import GENERATORS
+from farspan.devices import accelerators, get_generator_state, set_generator_state
 from farspan.documents import as_object
 from farspan.errors import CheckpointError
 
@@ -27,8 +28,8 @@ def generators_to_json(generator: torch.Generator) -> dict[str, Any]:
             "python": _python_to_json(random.getstate()),
             "numpy": _numpy_to_json(np.random.get_state(legacy=False)),
         }
-    for number in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
-        found[f"cuda:{number}"] = torch.cuda.get_rng_state(number).numpy().tobytes().hex()
+    for device in accelerators():
+        found[str(device)] = get_generator_state(device).numpy().tobytes().hex()
     return found
 
 
@@ -43,9 +44,9 @@ def generators_from_json(generator: torch.Generator, value: Any, where: str) -> 
         random.setstate(_python_from_json(found["python"]))
         np.random.set_state(_numpy_from_json(found["numpy"]))
         generator.set_state(_bytes_to_tensor(found["torch"]))
-        for number in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
-            if f"cuda:{number}" in found:
-                torch.cuda.set_rng_state(_bytes_to_tensor(found[f"cuda:{number}"]), number)
+        for device in accelerators():
+            if str(device) in found:
+                set_generator_state(device, _bytes_to_tensor(found[str(device)]))
 
 
 # Generators that the program has made itself.

@@ -37,8 +37,8 @@ class Event:
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     Event.now_ms = Event.reached_ms = 0.0
     Event.made = 0
 
@@ -92,7 +92,7 @@ def notes_of(monkeypatch: pytest.MonkeyPatch, seconds: list[float], *, on_gpu: b
     """The notes on steps of one task that took so long, on a GPU that is two steps behind; the host takes 1 ms."""
     pace: Any = Pace()
     pace.begin(lambda notes: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr("farspan.execute.step.pace.has_accelerator", lambda: on_gpu)
     monkeypatch.setattr(pace, "_keys_of", lambda graphs, program: [(0, "F", False, 0)])
     ends_ms: list[float] = []
     found: list[PaceNote] = []

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from farspan.devices import default_generators
 from farspan.locks import Lock
 
 __all__ = [
     "GENERATORS",
     "all_generators",
-    "generators_of",
     "host_seed",
     "is_as_in_python",
     "kept",
@@ -35,21 +35,9 @@ def host_seed() -> int:
         return torch.default_generator.initial_seed()
 
 
-def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
-    """Returns the generators that a call with these tensors may draw from: the CPU's, their devices', the current
-    device's."""
-    if not torch.cuda.is_initialized():
-        return (torch.default_generator,)
-    indices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
-    indices.add(torch.cuda.current_device())
-    return (torch.default_generator, *(torch.cuda.default_generators[index] for index in sorted(indices)))
-
-
 def all_generators() -> Sequence[torch.Generator]:
     """Returns the generators of all devices in use."""
-    if not torch.cuda.is_initialized():
-        return (torch.default_generator,)
-    return (torch.default_generator, *torch.cuda.default_generators)
+    return (torch.default_generator, *default_generators())
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ import torch
 from farspan.call.draws.frame import key_of, seed_of
 from farspan.call.draws.generators import (
     GENERATORS,
-    generators_of,
     is_as_in_python,
     kept,
     put_in_python,
@@ -32,6 +31,7 @@ from farspan.call.draws.mersenne import BLOCK, cached_normals, is_same_state, po
 from farspan.call.draws.movement import Draws
 from farspan.call.draws.scope import active, seeded_on
 from farspan.call.draws.stretch import Place, Point, Stretch
+from farspan.devices import generators_of
 from farspan.errors import RecordError
 
 if TYPE_CHECKING:

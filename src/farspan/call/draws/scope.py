@@ -23,7 +23,6 @@ from farspan.call.draws.frame import Frame, Path, key_of_function, key_of_module
 from farspan.call.draws.generators import (
     GENERATORS,
     all_generators,
-    generators_of,
     host_seed,
     kept,
     kept_in_python,
@@ -31,6 +30,7 @@ from farspan.call.draws.generators import (
     states_in_python,
 )
 from farspan.call.draws.mersenne import is_same_state
+from farspan.devices import generators_of
 from farspan.errors import RecordError
 from farspan.graph import Call
 from farspan.torch_private import is_compiled, without_modes_of

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 
 from farspan import settings
@@ -20,7 +19,9 @@ from farspan.comm.router import Router
 from farspan.comm.same_host.copies import SameHostTransport
 from farspan.control.channel import SideChannel
 from farspan.control.groups.group_channel import GroupChannel
+from farspan.devices import current_device
 from farspan.launch.rank.process_end import at_process_end
+from farspan.program.program import NCCL_DEVICE_TYPE
 
 __all__ = ["Gather", "Network", "Reached", "SocketNetwork"]
 
@@ -114,7 +115,7 @@ class SocketNetwork:
     def open_router(self, gather: Gather, limit_s: float) -> Router:
         rank, store = self.rank, self.peers.store
         device = None
-        if torch.cuda.is_available() and dist.is_nccl_available():
+        if current_device().type == NCCL_DEVICE_TYPE and dist.is_nccl_available():
             device = NcclTransport(dist.PrefixStore("nccl", store), rank)
         near = None
         # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the

@@ -8,6 +8,7 @@ import struct
 import torch
 
 from farspan.control.channel import SideChannel
+from farspan.devices import accelerators, current_device, get_generator_state, is_accelerator, set_generator_state
 from farspan.errors import DivergenceError
 from farspan.execute.step.generator_states import load_generators, save_generators
 
@@ -77,11 +78,12 @@ class Agreement:
             return
         is_first = self.side.rank == 0
         load_generators(self.gather("generators", save_generators() if is_first else b"")[0])
-        has_device = is_first and torch.cuda.is_available()
-        state = self.gather("devices' generators", bytes(torch.cuda.get_rng_state().numpy()) if has_device else b"")[0]
-        if state and torch.cuda.is_available():
-            for device in range(torch.cuda.device_count()):
-                torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
+        own = current_device()
+        has_device = is_first and is_accelerator(own)
+        state = self.gather("devices' generators", bytes(get_generator_state(own).numpy()) if has_device else b"")[0]
+        if state:
+            for device in accelerators():
+                set_generator_state(device, torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def broadcast(self, what: str, blob: bytes, source: int) -> bytes:
         """Returns on every rank what rank `source` gives as `blob`; what others give does not matter."""

@@ -155,7 +155,7 @@ def _set_up(seed: int | None, num_groups: int | Callable[[int], int], network: N
         network = SocketNetwork(peers)
     if network is None or network.world_size == 1:
         engine = Engine(recorder, SideChannel.alone(), None, seed=seed, deadline_s=limit_s)
-        understand_places(lambda place: device_at(engine.teams, place, engine.num_ranks))
+        understand_places(lambda place: device_at(engine.teams, place, engine.devices, engine.num_ranks))
         return engine
     install()
     side = network.join(limit_s)

@@ -11,6 +11,7 @@ import torch
 from farspan.call.leaf import Leaf, Placed
 from farspan.call.modes import apply_modes
 from farspan.comm.channels import Channels
+from farspan.devices import on_device
 from farspan.errors import FarspanError, RecordError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
@@ -22,7 +23,7 @@ from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
-from farspan.execute.teams import device_of, on_device
+from farspan.execute.teams import device_of
 from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent, on
 from farspan.execute.weights.replicas import Replicas
 from farspan.graph import Backward, BackwardSegment, Call, Edge, Segment, SliceName, Value

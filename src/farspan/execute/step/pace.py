@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from farspan.devices import has_accelerator, is_accelerator
 from farspan.execute.exchange import PaceNote
 from farspan.execute.step.step_record import Trace
 from farspan.graph import Graph, MicroBatch, Segment
@@ -59,8 +60,8 @@ class DeviceClock:
     def begin(self, device: torch.device) -> None:
         """A task begins, on the current stream of `device`."""
         self._begun = None
-        if device.type == "cuda":
-            self._index = torch.cuda.current_device()
+        if is_accelerator(device):
+            self._index = torch.accelerator.current_device_index()
             self._begun = self._mark()
 
     def end(self) -> None:
@@ -69,7 +70,7 @@ class DeviceClock:
 
     def _mark(self) -> Any:
         free = self._free.setdefault(self._index, [])
-        event = free.pop() if free else torch.cuda.Event(enable_timing=True)
+        event = free.pop() if free else torch.Event(enable_timing=True)
         event.record()
         return event, self._index
 
@@ -159,7 +160,7 @@ class Pace:
 
     def begin_step(self) -> DeviceClock | None:
         """Returns the clock for a training step that is about to run; None where devices need none."""
-        has_gpu = self.on_steps is not None and torch.cuda.is_available()
+        has_gpu = self.on_steps is not None and has_accelerator()
         self._clock.release(self._clock.take())  # of a step that was not noted
         self._times = 1 if self._span_s > _LONG_S else _EVERY
         return self._clock if has_gpu and self._num_steps % self._times == 0 else None

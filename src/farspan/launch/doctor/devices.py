@@ -12,18 +12,20 @@ def main() -> int:
     """Writes the devices, and why there are none, to standard output."""
     import torch
 
+    from farspan.devices import accelerators, name_of_device
+
     why = ""
     devices: list[dict[str, object]] = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(index)
-            devices.append({"name": torch.cuda.get_device_name(index), "memory_bytes": total, "free_bytes": free})
-    elif torch.version.cuda is None and torch.version.hip is None:
+    for device in accelerators():
+        free, total = torch.accelerator.get_memory_info(device)
+        devices.append({"name": name_of_device(device), "memory_bytes": total, "free_bytes": free})
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
         why = f"torch {torch.__version__} is a build for the CPU alone"
-    else:
+    elif not devices:
         try:
-            torch.cuda.init()
-        except RuntimeError as error:  # says what is wrong with the driver
+            torch.empty(0, device=kind)
+        except (RuntimeError, AssertionError) as error:  # says what is wrong with the driver
             why = str(error).splitlines()[0]
     sys.stdout.write(json.dumps({"devices": devices, "why": why}) + "\n")
     return 0

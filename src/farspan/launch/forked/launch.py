@@ -94,8 +94,7 @@ def _check(processes: int) -> None:
             why="each rank would start ranks of its own, which know nothing of the others.",
             hint="call the function; or start the script with python, and not in several processes",
         )
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if "torch" in sys.modules and _uses_accelerator():
         raise LaunchError(
             "this process already uses a GPU.",
             why="a fork of it cannot use CUDA.",
@@ -108,3 +107,9 @@ def _check(processes: int) -> None:
             why="its ranks would be forks of a process that is a rank itself.",
             hint="restart the kernel, and call farspan.distribute in the function alone",
         )
+
+
+def _uses_accelerator() -> bool:
+    from farspan.devices import is_in_use
+
+    return is_in_use()

@@ -22,6 +22,7 @@ import torch
 from farspan.call.infer.entry import Unknown
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf
+from farspan.devices import wait_for_current_stream
 from farspan.errors import FarspanError, PlanError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.agreement.step_start import StepStart
@@ -383,9 +384,8 @@ def needs_data(error: BaseException) -> PlanError:
 
 
 def _now_ns() -> int:
-    """Returns the time when all that was begun has ended."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Returns the time when all that was begun on the current stream has ended."""
+    wait_for_current_stream()
     return time.perf_counter_ns()
 
 

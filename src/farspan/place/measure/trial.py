@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from farspan.call.draws.scope import active
 from farspan.call.remat.repeated_blocks import repeated_blocks
 from farspan.control.channel import SideChannel
+from farspan.devices import name_of_device
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import placed_in
@@ -29,7 +30,7 @@ from farspan.place.measure.state_sizes import state_bytes
 from farspan.plan import Plan, resolve_remat
 from farspan.plan.hints import Hints
 from farspan.planner.auto import auto_plan
-from farspan.profile import ProfileCache, name_of_device, this_device, units_of
+from farspan.profile import ProfileCache, this_device, units_of
 from farspan.profile.step import StepProfile
 from farspan.record.intercept import activate, install
 from farspan.record.recorder import Recorder

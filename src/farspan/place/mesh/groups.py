@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import psutil
-import torch
 from torch import nn
 
 from farspan.cluster import within_host
+from farspan.devices import current_device, is_accelerator, memory_bytes, name_of_device
 from farspan.launch.environment import read_environment
 from farspan.planner.mesh import GroupsForecast, Machine, best_groups, nominal_speeds
-from farspan.profile import name_of_device, units_of
+from farspan.profile import units_of
 from farspan.units import format_bytes
 
 __all__ = ["GroupsChoice", "nominal_machine", "nominal_micro_batches"]
@@ -58,15 +57,12 @@ class GroupsChoice:
 
 def nominal_machine(num_ranks: int) -> Machine:
     """Returns what this rank is taken to have, as one of so many."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = current_device()
     num_near = read_environment(needs_rendezvous=False).local_world_size
-    if device.type == "cuda":
-        memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
-    else:
-        memory_bytes = psutil.virtual_memory().total / max(num_near, 1)
+    memory = memory_bytes(device) / (1 if is_accelerator(device) else max(num_near, 1))
     is_near = num_near >= num_ranks
     return Machine(
-        memory_bytes=memory_bytes,
+        memory_bytes=memory,
         flops_per_s=nominal_speeds(device.type).flops_per_s,
         bytes_per_s=within_host(name_of_device(device))[0] if is_near else _BETWEEN_HOSTS_BYTES_PER_S,
     )

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from farspan.call.pytree.template import flatten
+from farspan.devices import memory_bytes, name_of_device
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import placed_in
 from farspan.place.measure.measurements import Input, Measured, Sample, SegmentNote
-from farspan.profile import Operation, name_of_device
+from farspan.profile import Operation
 
 __all__ = ["RankMeasured", "exchanged"]
 
@@ -53,14 +53,11 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> tuple
         measured: Its share.
         device: Where it computes.
     """
-    is_cuda = device.type == "cuda"
     host = _host()
     own = {
         "host": host,
         "device": name_of_device(device),
-        "memory_bytes": float(
-            torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
-        ),
+        "memory_bytes": float(memory_bytes(device)),
         "notes": [_members(note) for note in measured.notes.values()],
         "samples": [[each.number, *each.key, each.kind, each.seconds] for each in measured.samples],
         "num_micro_batches": measured.num_micro_batches,

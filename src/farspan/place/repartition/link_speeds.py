@@ -20,7 +20,7 @@ from farspan.errors import DeadlineError
 from farspan.execute.engine import Engine
 from farspan.plan import Worker
 from farspan.profile import HostLink
-from farspan.program.program import Channel
+from farspan.program.program import NCCL_DEVICE_TYPE, Channel
 
 __all__ = ["links_of_hosts"]
 
@@ -49,7 +49,7 @@ def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -
     pairs = list(itertools.pairwise(firsts))
     if not pairs:
         return {}
-    if device.type == "cuda":
+    if device.type == NCCL_DEVICE_TYPE:
         workers = {rank: Worker(rank, str(device)) for rank in firsts}  # each end knows its own
         both_ways = pairs + [(called, caller) for caller, called in pairs]
         engine.channels.open([Channel(workers[src], workers[dst], _CHANNEL) for src, dst in both_ways])
@@ -80,7 +80,7 @@ def _link_to(rank: int, engine: Engine, device: torch.device) -> HostLink:
 
 def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> float:
     """Seconds until the answer to a message of that size is here."""
-    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == "cuda")
+    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == NCCL_DEVICE_TYPE)
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     answer = torch.empty(1, dtype=torch.uint8, device=device)
     coming = transport.receive(answer, rank, _CHANNEL)
@@ -95,7 +95,7 @@ def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> f
 
 def _answer(rank: int, engine: Engine, device: torch.device) -> None:
     """The other end of `_link_to`."""
-    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == "cuda")
+    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == NCCL_DEVICE_TYPE)
     for size_bytes in [_SMALL_BYTES] * _NUM_SMALL + [_LARGE_BYTES] * _NUM_LARGE:
         message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         _wait(transport.receive(message, rank, _CHANNEL), "a message", rank, engine)

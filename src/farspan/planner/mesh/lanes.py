@@ -108,7 +108,7 @@ def seconds_of_work(work: Sequence[tuple[float, float, float]], device_type: str
     Args:
         work: Of each operation for the whole batch the floating-point operations, and the bytes that it moves: those
             of rows, and those of weights, which are moved for each micro-batch.
-        device_type: Where it runs ("cpu", "cuda").
+        device_type: Where it runs, as torch names it ("cpu").
     """
     speeds = nominal_speeds(device_type)
 
@@ -126,7 +126,7 @@ def seconds_of_work(work: Sequence[tuple[float, float, float]], device_type: str
 
 
 def nominal_speeds(device_type: str) -> Speeds:
-    """Returns what devices of a type ("cpu", "cuda") are taken to reach where nothing is measured."""
+    """Returns what devices of a type, as torch names it ("cpu"), are taken to reach where nothing is measured."""
     return _NOMINAL.get(device_type, _NOMINAL[""])
 
 

@@ -15,8 +15,8 @@ NOMINAL_S = 1.0
 and noise does not change it."""
 SPLIT_COST_S = 0.1 * NOMINAL_S
 """The extra cost of splitting a backward: a tenth of its weight gradients, for blocks of a transformer on a CPU."""
-_FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
-"""Speed of one CPU core and of one GPU, as models use them: an order of magnitude."""
+_CPU_FLOPS_PER_S, _FLOPS_PER_S = 2e10, 2e13
+"""Speed of one CPU core, and of one GPU or other accelerator, as models use them: an order of magnitude."""
 
 
 def is_worth_splitting(flops: float, device: str, least_s: float) -> bool:
@@ -27,4 +27,4 @@ def is_worth_splitting(flops: float, device: str, least_s: float) -> bool:
         device: "cpu"; all others count as GPUs.
         least_s: See `NamedSchedule.least_weight_work_s`.
     """
-    return flops / _FLOPS_PER_S.get(device, _FLOPS_PER_S["cuda"]) >= least_s
+    return flops / (_CPU_FLOPS_PER_S if device == "cpu" else _FLOPS_PER_S) >= least_s

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.pytree.template import flatten, rebuild
+from farspan.devices import device_types
 from farspan.graph import Meta
 from farspan.record.team.parts.shares import share_of
 
@@ -167,7 +168,7 @@ def _plainly() -> Iterator[None]:
     saved (a checkpoint's)."""
     own = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
     with torch.inference_mode(False), torch.enable_grad(), own, contextlib.ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
+        for kind in device_types():
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield

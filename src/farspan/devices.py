@@ -1,0 +1,131 @@
+"""The devices of this process, of whatever kind: through `torch.accelerator`, which knows CUDA, ROCm, XPU and others.
+
+A process has at most one kind of accelerator, beside its CPU. Nothing here makes a process take hold of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psutil
+import torch
+
+__all__ = [
+    "CPU",
+    "accelerators",
+    "current_device",
+    "default_generators",
+    "device_types",
+    "generators_of",
+    "get_generator_state",
+    "has_accelerator",
+    "is_accelerator",
+    "is_in_use",
+    "memory_bytes",
+    "name_of_device",
+    "on_device",
+    "set_generator_state",
+    "wait_for_current_stream",
+]
+
+CPU = torch.device("cpu")
+
+
+def has_accelerator() -> bool:
+    """Returns whether this process has an accelerator that can be used."""
+    return torch.accelerator.is_available()
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Returns whether a device runs what is queued for it, beside the host."""
+    return device.type not in ("cpu", "meta")
+
+
+def device_types() -> tuple[str, ...]:
+    """Returns the types of the devices of this process, as torch names them."""
+    return ("cpu", _kind()) if has_accelerator() else ("cpu",)
+
+
+def accelerators() -> list[torch.device]:
+    """Returns the accelerators of this process, by index."""
+    if not has_accelerator():
+        return []
+    return [torch.device(_kind(), index) for index in range(torch.accelerator.device_count())]
+
+
+def current_device() -> torch.device:
+    """Returns where this process computes unless it is told otherwise: its current accelerator, if it has one."""
+    return torch.device(_kind(), torch.accelerator.current_device_index()) if has_accelerator() else CPU
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Makes `device` the current one in a `with` block, with its stream."""
+    return torch.accelerator.device_index(device.index) if is_accelerator(device) else contextlib.nullcontext()
+
+
+def wait_for_current_stream() -> None:
+    """Waits for what is queued on the current stream of the current device, and for no other stream.
+
+    Another stream may hold a receive whose message this process has still to ask for.
+    """
+    if has_accelerator():
+        torch.accelerator.current_stream().synchronize()
+
+
+def name_of_device(device: torch.device) -> str:
+    """Returns the kind of a device: "cpu", "NVIDIA H200"; where torch has no name for it, its type."""
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None) if is_accelerator(device) else None
+    return device.type if name_of is None else name_of(device)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Returns the memory of a device; of the CPU that of the machine."""
+    return torch.accelerator.get_memory_info(device)[1] if is_accelerator(device) else psutil.virtual_memory().total
+
+
+def is_in_use() -> bool:
+    """Returns whether this process has begun to use an accelerator: a fork of it could not."""
+    module = _module()
+    return module is not None and module.is_initialized()
+
+
+def default_generators() -> Sequence[torch.Generator]:
+    """Returns the random generators of the accelerators, by index; none where none is in use."""
+    return tuple(_module().default_generators) if is_in_use() else ()
+
+
+def get_generator_state(device: torch.device) -> torch.Tensor:
+    """Returns the state of the random generator of an accelerator."""
+    return _module().get_rng_state(device)
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Sets the state of the random generator of an accelerator."""
+    _module().set_rng_state(state, device)
+
+
+def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
+    """Returns the generators that a call with these tensors may draw from: the CPU's, their devices', the current
+    device's."""
+    generators = default_generators()
+    if not generators:
+        return (torch.default_generator,)
+    indices = {tensor.device.index for tensor in tensors if is_accelerator(tensor.device)}
+    indices.add(torch.accelerator.current_device_index())
+    return (torch.default_generator, *(generators[index] for index in sorted(indices)))
+
+
+def _kind() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return accelerator.type
+
+
+@functools.cache
+def _module() -> Any:
+    """`torch.cuda`, `torch.xpu`, ...: what `torch.accelerator` has no word for. None in a build for CPUs alone."""
+    accelerator = torch.accelerator.current_accelerator()
+    return None if accelerator is None else torch.get_device_module(accelerator)
