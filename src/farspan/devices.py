@@ -5,7 +5,6 @@ A process has at most one kind of accelerator, beside its CPU. Nothing here make
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,7 +25,6 @@ __all__ = [
     "is_in_use",
     "memory_bytes",
     "name_of_device",
-    "on_device",
     "set_generator_state",
     "wait_for_current_stream",
 ]
@@ -59,11 +57,6 @@ def accelerators() -> list[torch.device]:
 def current_device() -> torch.device:
     """Returns where this process computes unless it is told otherwise: its current accelerator, if it has one."""
     return torch.device(_kind(), torch.accelerator.current_device_index()) if has_accelerator() else CPU
-
-
-def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Makes `device` the current one in a `with` block, with its stream."""
-    return torch.accelerator.device_index(device.index) if is_accelerator(device) else contextlib.nullcontext()
 
 
 def wait_for_current_stream() -> None:

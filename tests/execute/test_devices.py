@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from tests.support.ranks import run_threads
@@ -11,7 +14,10 @@ import farspan
 from farspan import devices
 from farspan.errors import PlanError
 from farspan.execute.process.world import current_engine
-from farspan.execute.teams import team_at, worker_at
+from farspan.execute.step.executor import Executor
+from farspan.execute.teams import on_device, team_at, worker_at
+from farspan.execute.weights.reductions import as_absent
+from farspan.graph import Edge, Meta
 from farspan.place import places
 from farspan.plan import Place, Team, Worker
 
@@ -54,5 +60,19 @@ def test_a_process_without_an_accelerator_computes_on_its_cpu() -> None:
     assert devices.device_types() == ("cpu",) and devices.accelerators() == []
     assert devices.name_of_device(devices.CPU) == "cpu" and devices.memory_bytes(devices.CPU) > 0
     assert not devices.is_in_use() and devices.default_generators() == ()
-    with devices.on_device(devices.CPU):
+    with on_device(devices.CPU):
         devices.wait_for_current_stream()
+
+
+def test_an_absent_gradient_is_seen_before_it_goes_to_its_device() -> None:
+    """On a device that is not the CPU nobody looks at it: "meta" stands for an accelerator."""
+    edge = Edge("weight", Meta((2,), (1,), torch.float32, torch.device("cpu"), False), *[None, None])  # type: ignore[arg-type]
+    channel = SimpleNamespace(target=Worker(0, "meta"), is_of_parameters=False)
+    for is_there in (False, True):
+        message: Any = SimpleNamespace(channel=channel, is_between_gpus=False, items=[edge], metas=[edge.meta])
+        message.tensors = [torch.full((2,), torch.nan) if is_there else as_absent(edge, message)]
+        channels = SimpleNamespace(wait=lambda *_: None, rank=0)
+        executor: Any = SimpleNamespace(_be_at_leisure=lambda: None, channels=channels, gradients={})
+        Executor._wait(executor, message, "")
+        gradient = executor.gradients[edge]
+        assert gradient.device.type == "meta" if is_there else gradient is None

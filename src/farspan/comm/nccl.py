@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from farspan.comm.transport import TransferError
-from farspan.devices import on_device, wait_for_current_stream
+from farspan.devices import wait_for_current_stream
 from farspan.program.program import Channel
 from farspan.torch_private.groups import nccl_group
 
@@ -49,7 +49,7 @@ class _NcclWork:
     def wait(self, deadline_s: float) -> None:
         """Let the current stream of the tensor's device wait, and not the host."""
         assert self.flat is not None
-        with on_device(self.flat.device):
+        with torch.accelerator.device_index(self.flat.device.index):
             self.began = torch.Event(self.flat.device)
             self.began.record()
             try:
@@ -103,7 +103,7 @@ class NcclTransport:
         src, dst, number = channel.source.rank, channel.target.rank, channel.number
         own = channel.target if self.rank == dst else channel.source
         store = dist.PrefixStore(f"{src} {dst} {number}", self.store)
-        with on_device(torch.device(own.device)):
+        with torch.accelerator.device_index(torch.device(own.device).index):
             group = nccl_group(store, _RECEIVER if self.rank == dst else _SENDER, 2, timeout=_NO_LIMIT)
             self.groups[src, dst, number] = group
             first = torch.zeros(1, dtype=torch.uint8, device=own.device)
@@ -112,11 +112,11 @@ class NcclTransport:
             wait_for_current_stream()
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _NcclWork:
-        with on_device(flat.device):
+        with torch.accelerator.device_index(flat.device.index):
             return _NcclWork(self.groups[self.rank, dst, channel].send([flat], _RECEIVER, 0), flat)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _NcclWork:
-        with on_device(flat.device):
+        with torch.accelerator.device_index(flat.device.index):
             return _NcclWork(self.groups[src, self.rank, channel].recv([flat], _SENDER, 0), flat)
 
     def checks_sizes(self, src: int) -> bool:

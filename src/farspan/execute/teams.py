@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "device_at",
     "device_of",
     "home_stages",
+    "on_device",
     "settings_of",
     "settle_values",
     "stage_number",
@@ -98,6 +100,11 @@ def check_devices(teams: Sequence[Team], rank: int) -> None:
 def device_of(worker: Worker) -> torch.device:
     """Returns the device of a worker, as torch knows it."""
     return torch.device(worker.device)
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Makes `device` the current one in a `with` block, with its stream."""
+    return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
 
 
 def check_rank(rank: int, num_ranks: int, where: str) -> None:

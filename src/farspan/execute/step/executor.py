@@ -11,7 +11,6 @@ import torch
 from farspan.call.leaf import Leaf, Placed
 from farspan.call.modes import apply_modes
 from farspan.comm.channels import Channels
-from farspan.devices import on_device
 from farspan.errors import FarspanError, RecordError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
@@ -23,7 +22,7 @@ from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
-from farspan.execute.teams import device_of
+from farspan.execute.teams import device_of, on_device
 from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent, on
 from farspan.execute.weights.replicas import Replicas
 from farspan.graph import Backward, BackwardSegment, Call, Edge, Segment, SliceName, Value
@@ -377,14 +376,13 @@ class Executor:
         self.channels.wait(message, message.metas, lambda: f"rank {self.channels.rank}, {where},")
         device = device_of(message.channel.target)
         for item, received in zip(message.items, message.tensors, strict=True):
-            tensor = received.to(device)
             if isinstance(item, Value):
-                item.data = tensor
+                item.data = received.to(device)
                 if message.channel.is_of_parameters:
                     self.replicas.put(item, message.channel.target.device)
-            else:
-                may_be_absent = not message.is_between_gpus and tensor.reshape(-1)[:1].isnan().any()
-                self.gradients[item] = None if may_be_absent and is_absent(tensor) else tensor
+            else:  # looked at in the host's memory, before it goes to its device
+                may_be_absent = not message.is_between_gpus and received.reshape(-1)[:1].isnan().any()
+                self.gradients[item] = None if may_be_absent and is_absent(received) else received.to(device)
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:

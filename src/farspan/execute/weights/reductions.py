@@ -195,8 +195,8 @@ def as_absent(edge: Edge, message: Message) -> torch.Tensor:
 
 
 def is_absent(gradient: torch.Tensor) -> bool:
-    """Returns whether a gradient that has come stands for none."""
-    if gradient.numel() == 0 or gradient.device.type != "cpu":  # between GPUs none is sent
+    """Returns whether a gradient that has come through the host's memory, and is still there, stands for none."""
+    if gradient.numel() == 0:
         return False
     first = gradient[(0,) * gradient.dim()].item()
     if first == first:
