@@ -92,7 +92,7 @@ def notes_of(monkeypatch: pytest.MonkeyPatch, seconds: list[float], *, on_gpu: b
     """The notes on steps of one task that took so long, on a GPU that is two steps behind; the host takes 1 ms."""
     pace: Any = Pace()
     pace.begin(lambda notes: None)
-    monkeypatch.setattr("farspan.execute.step.pace.has_accelerator", lambda: on_gpu)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: on_gpu)
     monkeypatch.setattr(pace, "_keys_of", lambda graphs, program: [(0, "F", False, 0)])
     ends_ms: list[float] = []
     found: list[PaceNote] = []

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from farspan.devices import has_accelerator, is_accelerator
+from farspan.devices import is_accelerator
 from farspan.execute.exchange import PaceNote
 from farspan.execute.step.step_record import Trace
 from farspan.graph import Graph, MicroBatch, Segment
@@ -160,7 +160,7 @@ class Pace:
 
     def begin_step(self) -> DeviceClock | None:
         """Returns the clock for a training step that is about to run; None where devices need none."""
-        has_gpu = self.on_steps is not None and has_accelerator()
+        has_gpu = self.on_steps is not None and torch.accelerator.is_available()
         self._clock.release(self._clock.take())  # of a step that was not noted
         self._times = 1 if self._span_s > _LONG_S else _EVERY
         return self._clock if has_gpu and self._num_steps % self._times == 0 else None
