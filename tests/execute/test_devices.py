@@ -14,6 +14,7 @@ import farspan
 from farspan import devices
 from farspan.errors import PlanError
 from farspan.execute.process.world import current_engine
+from farspan.execute.slices.parts import joined
 from farspan.execute.step.executor import Executor
 from farspan.execute.teams import on_device, team_at, worker_at
 from farspan.execute.weights.reductions import as_absent
@@ -76,3 +77,12 @@ def test_an_absent_gradient_is_seen_before_it_goes_to_its_device() -> None:
         Executor._wait(executor, message, "")
         gradient = executor.gradients[edge]
         assert gradient.device.type == "meta" if is_there else gradient is None
+
+
+def test_parts_of_different_devices_are_joined_where_the_whole_is() -> None:
+    meta = Meta((2, 4), (4, 1), torch.float32, torch.device("meta"), False)
+    layout: Any = SimpleNamespace(dim=1, sections=1)
+    whole = joined(layout, SimpleNamespace(meta=meta), [torch.ones(2, 2), torch.ones(2, 2, device="meta")])  # type: ignore[arg-type]
+    assert whole.device.type == "meta" and whole.shape == (2, 4)
+    count = joined(layout, SimpleNamespace(meta=meta), [torch.ones(())] * 2)  # type: ignore[arg-type]
+    assert count.device.type == "meta" and count.shape == ()

@@ -74,7 +74,7 @@ class Exchange:
 
     def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float, pace: PaceNote | None = None) -> None:
         """Send this rank's part."""
-        data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
+        data = _bytes_of([value.data.detach() for value in mine])
         for value in mine:
             value.ticket = None
         packed = mask[:1] if mask == mask[:1] * len(mask) else mask
@@ -145,6 +145,14 @@ class Exchange:
 
     def __del__(self) -> None:
         self.side.forget_later(self.key)
+
+
+def _bytes_of(scalars: Sequence[torch.Tensor]) -> bytes:
+    """Returns the data of scalars; the host waits once for those that accelerators have computed."""
+    away = next((scalar.device for scalar in scalars if scalar.device.type != "cpu"), None)
+    if away is None:
+        return b"".join([bytes(raw_bytes(scalar).numpy()) for scalar in scalars])
+    return bytes(torch.cat([raw_bytes(scalar.to(away, non_blocking=True)) for scalar in scalars]).cpu().numpy())
 
 
 def _header_of(part: bytes) -> tuple[Any, ...]:

@@ -67,5 +67,6 @@ def cut(tensor: torch.Tensor, shape: Sequence[int], layout: Layout, member: int)
 
 def joined(layout: Layout, item: Placed, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the whole of which the members have `parts`; the first of those that are no slices."""
-    whole = whole_of(parts, layout.dim, layout.sections) if parts[0].dim() == len(item.meta.shape) else parts[0].clone()
-    return whole.to(item.meta.device)
+    if parts[0].dim() != len(item.meta.shape):
+        return parts[0].clone().to(item.meta.device)
+    return whole_of([part.to(item.meta.device) for part in parts], layout.dim, layout.sections)
