@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.loop import X, Y, mlp, on_ranks, same_everywhere, weights
+from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
@@ -311,3 +312,31 @@ def test_what_a_module_has_taken_of_memory_stays_what_it_was_when_a_parameter_ge
     wanted = program(build())
     for got in on_ranks(num_ranks, lambda model: program(farspan.distribute(model)), build):
         assert got == wanted
+
+
+@pytest.mark.parametrize(
+    ("relay", "hint"),
+    [
+        (lambda model: model.to(memory_format=torch.channels_last), "before farspan.distribute(model)"),
+        (lambda model: setattr(model[1].weight, "data", model[1].weight.data.t().contiguous().t()), "copy_(value)"),
+        (lambda model: setattr(model[1].weight, "data", torch.ones(4, 6).t()), "copy_(value)"),
+    ],
+    ids=["channels_last", "recorded", "plain"],
+)
+def test_another_memory_layout_is_an_error(relay: Any, hint: str) -> None:
+    """In one process results, and the order of sums, follow it."""
+
+    def program(rank: int) -> str:
+        model = farspan.distribute(models[rank])
+        with pytest.raises(RecordError, match="would give it another memory layout") as caught:
+            relay(model)
+        return caught.value.hint
+
+    models = [nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(4, 6)) for _ in range(2)]
+    assert all(hint in found for found in run_threads(2, program))
+
+
+def test_the_same_memory_layout_is_none() -> None:
+    """A stride along one element says nothing."""
+    models = [nn.Sequential(nn.Conv2d(2, 3, 1), nn.Linear(4, 6)) for _ in range(2)]
+    run_threads(2, lambda rank: farspan.distribute(models[rank]).to(memory_format=torch.channels_last))

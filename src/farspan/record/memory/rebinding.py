@@ -58,6 +58,7 @@ def set_data(recorder: Recording, function: Any, args: Any, kwargs: Any) -> None
     if placed is not None:
         recorder.splitting.matrices.owned.need_whole(placed, "gets other data")
         _check_like(recorder, placed.name, tensor, value)
+        _check_layout(recorder, placed, value)
         _rebind_parameter(recorder, placed, value)
     elif type(tensor) is not LazyTensor:
         _rebind_plain(recorder, tensor, value)
@@ -91,6 +92,23 @@ def _check_like(recorder: Recording, name: str, tensor: torch.Tensor, value: tor
             f"become {value.dtype} of shape {tuple(value.shape)}",
             hint="convert the model before farspan.distribute(model)",
         )
+
+
+def _check_layout(recorder: Recording, placed: Placed, value: torch.Tensor) -> None:
+    """Raises where the memory of a parameter would get another order of dimensions: results of calls are in an order
+    that follows theirs, and sums are made in another order."""
+    given = value._value.meta.stride if type(value) is LazyTensor else value.stride()
+    sizes = placed.meta.shape
+    if 0 in sizes or all(a == b for n, a, b in zip(sizes, given, placed.meta.stride, strict=True) if n > 1):
+        return
+    is_like_images = len(sizes) in (4, 5)
+    recorder.refuse(
+        f"{placed.name}.data = ... would give it another memory layout",
+        why=f"its strides are {tuple(placed.meta.stride)}, those of what it is given {tuple(given)}.",
+        hint="model.to(memory_format=torch.channels_last) before farspan.distribute(model)"
+        if is_like_images
+        else f"{placed.name}.data.copy_(value), or value.contiguous()",
+    )
 
 
 def _parameter_of(recorder: Recording, tensor: torch.Tensor) -> Placed | None:
