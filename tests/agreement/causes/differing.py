@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ for number, batch in enumerate(batches()):
     if STORY == "loader" and farspan.rank() == 0:
         for item in DataLoader(TensorDataset(X), batch_size=3):
             print(model(item[0]).argmax(-1).tolist())  # here: loader
+    if STORY == "save" and farspan.rank() == 0:
+        farspan.save(tempfile.mkdtemp(), model=model)  # here: save
     if STORY == "passes" and (farspan.rank() == 0 or number != 1):
         list(DataLoader(TensorDataset(X)))  # here: passes
 if STORY == "end" and farspan.rank() == 0:

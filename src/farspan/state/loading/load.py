@@ -91,6 +91,7 @@ def load(
     engine.check()
     if engine.recorder.has_pending():
         engine.flush("farspan.load")
+    engine.barrier("farspan.load")  # where programs differ, that is said
     objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "extra": dict(extra or {})}
     tried = choices(engine, os.fspath(path), is_strict=strict)
     for number, folder in enumerate(tried):

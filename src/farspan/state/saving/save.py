@@ -108,8 +108,7 @@ def save(
         return Saved("", saver)
     if engine.recorder.has_pending():
         engine.flush("farspan.save")
-    if engine.losses.may_be_outlived:
-        engine.barrier("farspan.save")  # who is lost by now is left out
+    engine.barrier("farspan.save")  # where programs differ, that is said; and who is lost by now is left out
     engine.slices.come_home("farspan.save")
     engine.recorder.draws.settle()
     fill_reserved()  # a thread writes what is in `extra`
