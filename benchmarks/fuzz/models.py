@@ -19,6 +19,10 @@ DEPTH = 2
 RARE = ("Slow", "Printing", "Spectral", "Experts", "LongShort", "ClassCount", "KeptNumbers", "Encoder", "Reentrant")
 DRAWING = ("Dropped", "Noise", "OwnGenerator")
 """Kinds that draw random numbers."""
+CALLED = (("OwnFunction", "Doubled"), ("Logged", "Logs"), ("Solver", "Adjoint"), ("BufferSolver", "Adjoint"))
+"""Kinds whose text needs another one's."""
+REPEATING = ("Crossed", "Twice", "Tied", "Unrolled")
+"""Kinds that use a weight several times."""
 BATCH_WIDE = ("BatchNorm",)
 HOLDERS = ("list", "sequential", "dict", "own")
 CELLS = {"GRUCell": 1, "RNNCell": 1, "LSTMCell": 2}
@@ -81,6 +85,10 @@ def kinds_of(model: dict[str, Any]) -> set[str]:
     return {node["kind"] for node in nodes_of(model["blocks"])}
 
 
+def is_called_twice(model: dict[str, Any]) -> bool:
+    return bool(model["reuse"] or kinds_of(model) & {*REPEATING})
+
+
 def names_of(model: dict[str, Any]) -> list[str]:
     """Names of the modules that a plan by hand places, in the order of their calls."""
     numbers = range(len(model["blocks"]))
@@ -98,8 +106,9 @@ def classes_text(model: dict[str, Any]) -> str:
     """The classes of the blocks."""
     used = kinds_of(model)
     texts = [text for name, (text, _) in kinds().items() if name in used]
-    for name, other in (("OwnFunction", "Doubled"), ("Logged", "Logs")):
+    for name, other in CALLED:
         if name in used and other not in used:
+            used.add(other)
             texts.insert(0, kinds()[other][0])
     return "\n\n\n".join(texts)
 

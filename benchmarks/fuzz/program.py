@@ -23,6 +23,7 @@ _HEAD = """\
 import collections
 import contextvars
 import copy
+import queue
 import sys
 
 import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -221,6 +222,7 @@ def serve(connection: Connection, folder: str) -> None:
     os.environ |= RECORDED
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    gc.freeze()  # what is loaded stays, and no collection goes through it
     count = 0
     with contextlib.suppress(EOFError, BrokenPipeError):  # nobody asks any more
         while (task := connection.recv()) is not None:

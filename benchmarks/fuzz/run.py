@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -101,14 +102,15 @@ class Search:
             for one in json.loads(self.known_file.read_text()):
                 self.findings.append(Finding(**{**one, "features": {*one["features"]}}))
 
-    def run(self, numbers: list[int], num_workers: int = NUM_WORKERS) -> None:
-        waiting = iter(numbers)
+    def run(self, numbers: list[int], num_workers: int = NUM_WORKERS, within_s: float = math.inf) -> None:
+        """Runs programs, and begins none once `within_s` is over."""
+        waiting, until_s = iter(numbers), time.monotonic() + within_s
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
             def work() -> None:
                 worker = Worker(folder)
                 try:
-                    while (number := self._next(waiting)) is not None:
+                    while (number := self._next(waiting, until_s)) is not None:
                         self._run_one(worker, number)
                 except BaseException:
                     traceback.print_exc()
@@ -122,9 +124,9 @@ class Search:
             for thread in threads:
                 thread.join()
 
-    def _next(self, waiting: Any) -> int | None:
+    def _next(self, waiting: Any, until_s: float) -> int | None:
         with self.lock:
-            return next(waiting, None)
+            return next(waiting, None) if time.monotonic() < until_s else None
 
     def _run_one(self, worker: Worker, number: int) -> None:
         began = time.monotonic()
@@ -223,13 +225,14 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first program")
     parser.add_argument("--only", type=int, action="append", metavar="NUMBER", help="these programs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where findings are written")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no program begins later than that")
     parser.add_argument("--workers", type=int, default=NUM_WORKERS)
     parser.add_argument("--no-shrink", action="store_true", help="count only")
     args = parser.parse_args()
     number = 40 if args.quick else args.programs
     began = time.monotonic()
     search = Search(args.seed, args.out, is_shrunk=not (args.no_shrink or args.quick))
-    search.run(args.only or list(range(args.first, args.first + number)), args.workers)
+    search.run(args.only or list(range(args.first, args.first + number)), args.workers, args.seconds)
     rows = sorted(search.rows, key=lambda row: row["number"])
     counts = Counter(outcome["kind"] for row in rows for outcome in row["outcomes"])
     runs = sum(counts.values())
