@@ -16,7 +16,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 DEPTH = 2
-RARE = ("Slow", "Printing", "Spectral", "Experts", "LongShort", "ClassCount", "KeptNumbers", "Encoder", "Reentrant")
+RARE = (
+    *("Slow", "Printing", "Spectral", "Experts", "LongShort", "ClassCount", "KeptNumbers", "Encoder", "Reentrant"),
+    "Solver",
+)
 DRAWING = ("Dropped", "Noise", "OwnGenerator")
 """Kinds that draw random numbers."""
 CALLED = (("OwnFunction", "Doubled"), ("Logged", "Logs"), ("Solver", "Adjoint"), ("BufferSolver", "Adjoint"))

@@ -29,7 +29,7 @@ from benchmarks.fuzz.ranks import serve  # noqa: E402
 from benchmarks.fuzz.shrink import features_of, fitting, same_kind, shrink, without  # noqa: E402
 
 NUM_WORKERS = 2
-TASK_S = 200.0
+TASK_S = 400.0
 RECYCLED_AFTER = 150
 NUM_REPEATS = 4
 MOST_KNOWN = 4

@@ -73,12 +73,12 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     if leaf is not None and leaf.leaves_trace:
         _refuse(recorder, f"{leaf.name} prints, writes into a file, or sets a variable around it")
     held, tensors = HeldState([module]), _tensors_of(module)
-    versions = plain_versions(tensors.values())
+    versions = plain_versions(list(tensors.values()))
     yield
     changed = [name for name, tensor in _tensors_of(module).items() if tensors.get(name) is not tensor]
     for name in changed or [name for _, name in held.changed()]:
         _refuse(recorder, f"a {type(module).__name__} changes its attribute {name}")
-    if plain_versions(tensors.values()) != versions:
+    if plain_versions(list(tensors.values())) != versions:
         _refuse(recorder, f"a {type(module).__name__} writes into a tensor of its own ({', '.join(tensors)})")
 
 
