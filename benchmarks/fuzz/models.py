@@ -24,6 +24,7 @@ DRAWING = ("Dropped", "Noise", "OwnGenerator")
 """Kinds that draw random numbers."""
 CALLED = (("OwnFunction", "Doubled"), ("Logged", "Logs"), ("Solver", "Adjoint"), ("BufferSolver", "Adjoint"))
 """Kinds whose text needs another one's."""
+WEIGHTLESS = ("Activation", "Dropped", "Noise", "Slow")
 REPEATING = ("Crossed", "Twice", "Tied", "Unrolled")
 """Kinds that use a weight several times."""
 BATCH_WIDE = ("BatchNorm",)
@@ -99,6 +100,15 @@ def names_of(model: dict[str, Any]) -> list[str]:
     names = ["embed", *(pattern.format(number) for number in numbers)]
     names += [f"cells.{number}" for number in range(len(model["cells"]))]
     return names if model["head"] == "tied" and model["input"] == "ids" else [*names, "head"]
+
+
+def num_placed(model: dict[str, Any]) -> int:
+    """How many of them have weights, and so how many stages there can be."""
+    own = [
+        kind for kind, (_, number) in kinds().items() if (number == 0 and kind not in WEIGHTLESS) or kind == "ByName"
+    ]
+    without = [node for node in model["blocks"] if not kinds_of({"blocks": [node]}) & {*own}]
+    return len(names_of(model)) - len(without)
 
 
 def constructor(node: Node) -> str:

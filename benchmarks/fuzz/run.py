@@ -30,7 +30,7 @@ from benchmarks.fuzz.shrink import features_of, fitting, same_kind, shrink, with
 
 NUM_WORKERS = 2
 TASK_S = 400.0
-RECYCLED_AFTER = 150
+RECYCLED_AFTER = 400
 NUM_REPEATS = 4
 MOST_KNOWN = 4
 MOST_NAMED = 0.03
@@ -139,6 +139,8 @@ class Search:
         row = {"number": number, "cpu_s": answer["cpu_s"], "wall_s": time.monotonic() - began, "outcomes": outcomes}
         with self.lock:
             self.rows.append(row)
+            if len(self.rows) % 50 == 0:
+                print(f"{len(self.rows)} programs", flush=True)
         for one in outcomes:
             if one["kind"] != "equal":
                 print(f"{number:5d}  {one['kind']:8s} {one['way']}: {one['text'][:150]}", flush=True)
