@@ -310,7 +310,7 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
         features = [*features, *({"early backward"} - {*features})]
     if optimizer == "LBFGS":
         features = [name for name in features if name not in NOT_WITH_CLOSURE]
-    micro_batches = rng.choice(([4], [2, 2], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
+    micro_batches = rng.choice(([4], [2, 2], [3, 3], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
     if model["cells"]:
         micro_batches = [micro_batches[0]] * len(micro_batches)
     return {
