@@ -274,7 +274,7 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     },
     "layer twice, two backwards": {
         "loss": [
-            "ahead, behind = last(model)(hidden), last(model)(hidden * 0.5)",
+            "ahead, behind = model.embed(x), model.embed(x.flip(0))",
             "ahead.abs().mean().mul(0.1).backward(retain_graph=True)",
             "loss = loss + 0.1 * behind.abs().mean()",
         ]
