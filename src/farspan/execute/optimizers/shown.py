@@ -16,6 +16,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import intern, meta_of
@@ -31,6 +32,7 @@ from farspan.execute.optimizers.kept_state import (
 from farspan.execute.optimizers.own import is_own, make_known_as, make_own, shown_value
 from farspan.execute.optimizers.states import placed_in
 from farspan.graph import Meta, Value
+from farspan.record.memory.exchanged import become_plain
 from farspan.record.ops.overrides import read_data, read_recorded
 from farspan.record.saving.parameters import laid_out, reserved_tensor
 from farspan.record.tensor import LazyTensor
@@ -85,11 +87,20 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
         meta = dataclasses.replace(value.meta, requires_grad=False)  # as its owner computes with it
         return make_known_as(LazyTensor.make(Value(intern(meta), value.stage), engine.recorder), value)
 
+    def let_all_have(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is LazyTensor:
+            copy = engine.recorder.dispatch(torch.clone, (tensor,), {})
+            engine.recorder.deferred.record_one(copy)  # at its owner: it may be in no state any more
+            become_plain(engine.recorder, tensor, engine.read(copy._value).clone())
+        return tensor
+
     for _, part in parts_beside_state(optimizer):
         part.change(change)
     if not is_as_left:
         for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
-            if item is None or not engine.slices.has_given_away(optimizer, item):
+            if item is None and isinstance(part.keys[0], nn.Parameter):
+                part.change(let_all_have)  # a parameter outside the model, with which every rank computes
+            elif item is None or not engine.slices.has_given_away(optimizer, item):
                 part.change(change)
 
 
