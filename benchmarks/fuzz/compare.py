@@ -16,6 +16,8 @@ from torch import nn
 LIMITS = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 TIMES = 100.0
 """How often the plain program's own distance from the float64 one a rounded difference may be."""
+SHORTEST = 6
+"""What is shorter of a message names nothing."""
 _OF_TORCH = {*vars(nn.Module())}
 _SIMPLE = (bool, int, float, str, type(None))
 
@@ -137,7 +139,7 @@ def _named_errors() -> list[tuple[str, list[str]]]:
         if line.startswith("| ") and len(cells) > 3:
             kind, _, texts = cells[2].strip().partition(":")
             name = kind.split()[0].removesuffix("'s")
-            parts = [text.strip() for text in re.split("[;,]", texts) if text.strip()]
+            parts = [text.strip() for text in re.split("[;,]", texts) if len(text.strip()) >= SHORTEST]
             found.append((name, parts or ([name] if name == "WholeError" else [])))
     return found
 

@@ -104,11 +104,12 @@ def _draw_other(rng: random.Random, model: dict[str, Any], loop: dict[str, Any])
     options = way["options"]
     kinds = ["measure", "plan", "plan", "schedule", "remat"]
     draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
+    # Ranks of `data_parallel` are processes, and cuts of batches are tried: they cost five times the others.
     if not draws and loop["optimizer"] != "LBFGS":
-        kinds += rng.choice((["micro_batches", "tensor"], ["micro_batches", "tensor"], ["data", "shard"]))
+        kinds.append(rng.choice(("micro_batches", "tensor", "tensor", rng.choice(("data", "shard")))))
     if loop["backward"] == "grad":
         kinds = [kind for kind in kinds if kind != "tensor"]  # an error: docs/limits.md
-    kind = rng.choice(kinds)  # those of `data_parallel`, which are processes, cost five times the others
+    kind = rng.choice(kinds)
     match kind:
         case "measure":
             options["measure"] = False

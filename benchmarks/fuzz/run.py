@@ -26,12 +26,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.common import arguments, finish  # noqa: E402
 from benchmarks.fuzz.program import Drawn, Way, in_words, standalone  # noqa: E402
 from benchmarks.fuzz.ranks import serve  # noqa: E402
-from benchmarks.fuzz.shrink import features_of, fitting, same_kind, shrink, without  # noqa: E402
+from benchmarks.fuzz.shrink import MOST_TRIES, features_of, fitting, same_kind, shrink, without  # noqa: E402
 
 NUM_WORKERS = 2
-TASK_S = 400.0
+TASK_S = 600.0
 RECYCLED_AFTER = 400
 NUM_REPEATS = 4
+MOST_HANGS = 10
 MOST_KNOWN = 4
 MOST_NAMED = 0.03
 FINDINGS = ("wrong", "printed", "unnamed", "crash", "hang")
@@ -170,7 +171,7 @@ class Search:
             found = worker.ask("try", other, [other_way]).get("outcomes")
             return bool(found) and _are_alike(found[0], outcome)
 
-        small, small_way = shrink(drawn, way, stays)
+        small, small_way = shrink(drawn, way, stays, MOST_HANGS if outcome["kind"] == "hang" else MOST_TRIES)
         again = [worker.ask("try", small, [small_way]).get("outcomes") for _ in range(NUM_REPEATS)]
         kept = [one[0] for one in again if one and one[0]["kind"] == outcome["kind"]]
         features = features_of(small, small_way)
