@@ -31,7 +31,7 @@ _WITH_STATISTICS = (
 )
 """They write into their buffers in training mode only."""
 
-__all__ = ["modules_around", "note_recounted", "unchanged_in_checkpoint"]
+__all__ = ["containers_around", "note_recounted", "unchanged_in_checkpoint"]
 
 
 def note_recounted(recorder: Recording, call: Call, tensors: list[Any], checkpoint: list[tuple[int, int, str]]) -> None:
@@ -82,11 +82,14 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
         _refuse(recorder, f"a {type(module).__name__} writes into a tensor of its own ({', '.join(tensors)})")
 
 
-def modules_around(function: Any) -> list[nn.Module]:
-    """Returns the modules that a function is bound to, or finds around it: `checkpoint(self.run, x)`."""
+def containers_around(recorder: Recording, function: Any) -> list[nn.Module]:
+    """Returns the modules whose parts lie on several stages that a function is bound to, or finds around it:
+    `checkpoint(self.run, x)`.
+    """
     cells = getattr(function, "__closure__", None) or ()
     around = [cell.cell_contents for cell in cells if cell != types.CellType()]
-    return [item for item in (getattr(function, "__self__", None), *around) if isinstance(item, nn.Module)]
+    found = [item for item in (getattr(function, "__self__", None), *around) if isinstance(item, nn.Module)]
+    return [item for item in found if (leaf := recorder.leaves.get(id(item))) is None or leaf.is_open]
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

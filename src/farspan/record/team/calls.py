@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from farspan.call.draws.scope import active, replayed
-from farspan.record.in_checkpoint import modules_around, unchanged_in_checkpoint
+from farspan.record.in_checkpoint import containers_around, unchanged_in_checkpoint
 from farspan.record.team.team_tensor import SplitStage
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import recompute_through
@@ -50,7 +50,7 @@ def checkpointed(function: Any) -> Iterator[None]:
         recorder.checkpoint = []
     try:
         with contextlib.ExitStack() as stack:
-            for module in modules_around(function) if recorder.checkpoint is not None else ():
+            for module in containers_around(recorder, function) if recorder.checkpoint is not None else ():
                 stack.enter_context(unchanged_in_checkpoint(recorder, module, None))
             yield
     finally:
