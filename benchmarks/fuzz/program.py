@@ -93,7 +93,7 @@ def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -
     """Two ways: one with the first step measured, as by default, and another."""
     default: Way = {"ranks": rng.choice((2, 2, 2, 2, 3, 3, 4)), "options": {}}
     for way in (ways := [default, _draw_other(rng, model, loop)]):
-        if "data_parallel" not in way["options"]:
+        if not {"data_parallel", "plan"} & {*way["options"]}:
             way["ranks"] = min(way["ranks"], num_placed(model))
     return ways
 
