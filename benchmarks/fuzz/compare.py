@@ -39,7 +39,7 @@ class Outcome:
 
     Attributes:
         kind: equal, wrong, printed (numbers are equal, printed lines are not), error (that docs/limits.md names),
-            unnamed (another error of farspan), crash, hang.
+            unnamed (another error of farspan), crash, hang, slow (not at its end on a busy machine).
         text: Where it differs first, or the first line of an error.
     """
 

@@ -40,6 +40,8 @@ RECORDED = {"FARSPAN_RECORD": "1"}
 """One rank alone records too."""
 DEADLINE_S = 150.0
 PATIENCE_S = 30.0
+LEAST_BUSY, MOST_CPU_S = 0.03, 60.0
+"""A run that has computed all the time, but not that long, is slow (others use the machine), and does not hang."""
 NUM_ATTEMPTS = 20
 
 
@@ -190,10 +192,14 @@ def outcome(drawn: Drawn, way: Way, plain: Observed, name: str) -> Outcome:
         exact = run_plainly(make, dtype=torch.float64) if is_rounded(way) else None
     except Exception:
         exact = plain  # a plain tensor of float32, say: the floor of rounding counts
+    began_s, began_cpu_s = time.monotonic(), _cpu_s()
     try:
         ranks = run_on_ranks(make, way)
     except BaseException as error:
-        return outcome_of(error)
+        found, cpu_s = outcome_of(error), _cpu_s() - began_cpu_s
+        if found.kind == "hang" and LEAST_BUSY * (time.monotonic() - began_s) < cpu_s < MOST_CPU_S:
+            return Outcome(kind="slow", text=f"not at its end after {cpu_s:.0f} s of processor")
+        return found
     return compare(plain, ranks, exact)
 
 
@@ -261,7 +267,7 @@ def _answer(task: tuple[Any, ...], count: int) -> dict[str, Any]:
     for at, way in enumerate(ways):
         found = outcome(drawn, way, plain, f"{name}_{at}")
         outcomes.append(dataclasses.asdict(found))
-        if found.kind == "hang":
+        if found.kind in ("hang", "slow"):
             break
     return {"drawn": drawn, "outcomes": outcomes, "cpu_s": _cpu_s() - began}
 

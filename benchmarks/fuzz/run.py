@@ -73,7 +73,7 @@ class Worker:
         try:
             if self.connection.poll(TASK_S):
                 answer = self.connection.recv()
-                if any(one["kind"] == "hang" for one in answer.get("outcomes", [])):
+                if any(one["kind"] in ("hang", "slow") for one in answer.get("outcomes", [])):
                     self.stop()
                 return answer
             gone = {"kind": "hang", "text": f"no answer after {TASK_S:g} s"}
