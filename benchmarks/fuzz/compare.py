@@ -16,6 +16,8 @@ from torch import nn
 LIMITS = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 TIMES = 100.0
 """How often the plain program's own distance from the float64 one a rounded difference may be."""
+SHORTEST = 6
+"""What is shorter of a message names nothing."""
 _OF_TORCH = {*vars(nn.Module())}
 _SIMPLE = (bool, int, float, str, type(None))
 
@@ -37,7 +39,7 @@ class Outcome:
 
     Attributes:
         kind: equal, wrong, printed (numbers are equal, printed lines are not), error (that docs/limits.md names),
-            unnamed (another error of farspan), crash, hang.
+            unnamed (another error of farspan), crash, hang, slow (not at its end on a busy machine).
         text: Where it differs first, or the first line of an error.
     """
 
@@ -137,7 +139,7 @@ def _named_errors() -> list[tuple[str, list[str]]]:
         if line.startswith("| ") and len(cells) > 3:
             kind, _, texts = cells[2].strip().partition(":")
             name = kind.split()[0].removesuffix("'s")
-            parts = [text.strip() for text in re.split("[;,]", texts) if text.strip()]
+            parts = [text.strip() for text in re.split("[;,]", texts) if len(text.strip()) >= SHORTEST]
             found.append((name, parts or ([name] if name == "WholeError" else [])))
     return found
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.fuzz.models import state_size
+from benchmarks.fuzz.models import is_called_twice, state_size
 
 OPTIMIZERS = {
     "SGD": "torch.optim.SGD({}, lr=0.1)",
@@ -242,6 +242,47 @@ FEATURES: dict[str, dict[str, list[str]]] = {
         "loss": ["loss = loss * scale"],
         "after_step": ['record("scale", scale.item())'],
     },
+    "doubled weights": {
+        "before_step": [
+            "for p in model.parameters():",
+            "    p.data.mul_(2)",
+            "with torch.no_grad():",
+            "    doubled = call(model, x).mean()",
+            "for p in model.parameters():",
+            "    p.data.div_(2)",
+            'record("doubled", doubled.item())',
+        ]
+    },
+    "doubled forward": {
+        "micro_start": ["first(model).data.mul_(2)"],
+        "micro_end": ["first(model).data.mul_(0.5)"],
+    },
+    "larger embedding": {
+        "after_step": [
+            "if step == 0 and isinstance(model.embed, nn.Embedding):",
+            "    old, wider = model.embed, nn.Embedding(V + 3, W)",
+            "    with torch.no_grad():",
+            "        wider.weight[:V] = old.weight",
+            "    model.embed = wider",
+            "    for group in optimizer.param_groups:",
+            '        group["params"] = [wider.weight if p is old.weight else p for p in group["params"]]',
+            "    optimizer.state[wider.weight] = {",
+            "        key: torch.cat([value, torch.zeros(3, W)]) if getattr(value, 'ndim', 0) == 2 else value",
+            "        for key, value in optimizer.state.pop(old.weight, {}).items()",
+            "    }",
+        ]
+    },
+    "layer twice, two backwards": {
+        "loss": [
+            "ahead, behind = model.embed(x), model.embed(x.flip(0))",
+            "ahead.abs().mean().mul(0.1).backward(retain_graph=True)",
+            "loss = loss + 0.1 * behind.abs().mean()",
+        ]
+    },
+    "late attribute": {
+        "micro_start": ["if step:", '    model.count = getattr(model, "count", 0) + 1'],
+        "loss": ['loss = loss / (1 + getattr(model, "count", 0))'],
+    },
     "modes": {"micro_end": ["model.train(not model.training)"], "after_step": ["model.train()"]},
     "keeps gradients": {"step_start": ["optimizer.zero_grad(set_to_none=False)"]},
     "step twice": {"before_step": ["optimizer.step()"]},
@@ -254,7 +295,7 @@ FEATURES: dict[str, dict[str, list[str]]] = {
         ]
     },
 }
-NOT_WITH_CLOSURE = ("learned scale", "step twice", "schedules", "reads state of optimizer")
+NOT_WITH_CLOSURE = ("learned scale", "step twice", "schedules", "reads state of optimizer", "larger embedding")
 ADDS_CALLS = ("copies", "EMA copy")
 
 
@@ -262,12 +303,14 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
     """A loop for a model."""
     names = sorted(FEATURES)
     optimizer = rng.choice(sorted(OPTIMIZERS))
+    if optimizer == "LBFGS" and rng.random() < 0.5:
+        optimizer = "SGD"  # it calls its closure several times a step
     features = rng.sample(names, rng.choice((0, 1, 1, 2, 2, 3, 4)))
     if rng.random() < 0.08:
         features = [*features, *({"early backward"} - {*features})]
     if optimizer == "LBFGS":
         features = [name for name in features if name not in NOT_WITH_CLOSURE]
-    micro_batches = rng.choice(([4], [2, 2], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
+    micro_batches = rng.choice(([4], [2, 2], [3, 3], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
     if model["cells"]:
         micro_batches = [micro_batches[0]] * len(micro_batches)
     return {
@@ -279,7 +322,7 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
         "loss": rng.choice(("mse", "cross entropy")),
         "carry": rng.choice(sorted(CARRIES)),
         "fresh": rng.random() < 0.5,
-        "autocast": rng.random() < 0.06 and not model["reuse"],  # a weight's casts are added up: docs/limits.md
+        "autocast": rng.random() < 0.06 and not is_called_twice(model),  # a weight's casts are added up: docs/limits.md
         "mean": rng.random() < 0.6,
         "keeps": rng.random() < 0.5,
         "features": sorted(features),

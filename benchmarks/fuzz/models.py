@@ -16,9 +16,17 @@ from typing import Any
 
 HERE = Path(__file__).parent
 DEPTH = 2
-RARE = ("Slow", "Printing", "Spectral", "Experts", "LongShort", "ClassCount", "KeptNumbers", "Encoder", "Reentrant")
+RARE = (
+    *("Slow", "Printing", "Spectral", "Experts", "LongShort", "ClassCount", "KeptNumbers", "Encoder", "Reentrant"),
+    "Solver",
+)
 DRAWING = ("Dropped", "Noise", "OwnGenerator")
 """Kinds that draw random numbers."""
+CALLED = (("OwnFunction", "Doubled"), ("Logged", "Logs"), ("Solver", "Adjoint"), ("BufferSolver", "Adjoint"))
+"""Kinds whose text needs another one's."""
+WEIGHTLESS = ("Activation", "Dropped", "Noise", "Slow")
+REPEATING = ("Crossed", "Twice", "Tied", "Unrolled")
+"""Kinds that use a weight several times."""
 BATCH_WIDE = ("BatchNorm",)
 HOLDERS = ("list", "sequential", "dict", "own")
 CELLS = {"GRUCell": 1, "RNNCell": 1, "LSTMCell": 2}
@@ -81,6 +89,10 @@ def kinds_of(model: dict[str, Any]) -> set[str]:
     return {node["kind"] for node in nodes_of(model["blocks"])}
 
 
+def is_called_twice(model: dict[str, Any]) -> bool:
+    return bool(model["reuse"] or kinds_of(model) & {*REPEATING})
+
+
 def names_of(model: dict[str, Any]) -> list[str]:
     """Names of the modules that a plan by hand places, in the order of their calls."""
     numbers = range(len(model["blocks"]))
@@ -88,6 +100,15 @@ def names_of(model: dict[str, Any]) -> list[str]:
     names = ["embed", *(pattern.format(number) for number in numbers)]
     names += [f"cells.{number}" for number in range(len(model["cells"]))]
     return names if model["head"] == "tied" and model["input"] == "ids" else [*names, "head"]
+
+
+def num_placed(model: dict[str, Any]) -> int:
+    """How many of them have weights, and so how many stages there can be."""
+    own = [
+        kind for kind, (_, number) in kinds().items() if (number == 0 and kind not in WEIGHTLESS) or kind == "ByName"
+    ]
+    without = [node for node in model["blocks"] if not kinds_of({"blocks": [node]}) & {*own}]
+    return len(names_of(model)) - len(without)
 
 
 def constructor(node: Node) -> str:
@@ -98,8 +119,9 @@ def classes_text(model: dict[str, Any]) -> str:
     """The classes of the blocks."""
     used = kinds_of(model)
     texts = [text for name, (text, _) in kinds().items() if name in used]
-    for name, other in (("OwnFunction", "Doubled"), ("Logged", "Logs")):
+    for name, other in CALLED:
         if name in used and other not in used:
+            used.add(other)
             texts.insert(0, kinds()[other][0])
     return "\n\n\n".join(texts)
 

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from benchmarks.fuzz.loops import draw_loop, helpers_text, train_text
-from benchmarks.fuzz.models import DRAWING, classes_text, draw_model, kinds_of, names_of, net_text
+from benchmarks.fuzz.models import DRAWING, classes_text, draw_model, kinds_of, names_of, net_text, num_placed
 
 ROUNDED = ("micro_batches", "tensor_parallel")
 """Options with which numbers are those of one process up to rounding."""
@@ -23,6 +23,7 @@ _HEAD = """\
 import collections
 import contextvars
 import copy
+import queue
 import sys
 
 import torch
@@ -90,20 +91,25 @@ def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
 
 def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -> list[Way]:
     """Two ways: one with the first step measured, as by default, and another."""
-    draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
-    default: Way = {"ranks": rng.choice((2, 2, 2, 3, 3, 4)), "options": {}}
-    for way in (ways := [default, _draw_other(rng, model, exact=draws or loop["optimizer"] == "LBFGS")]):
-        if "data_parallel" not in way["options"]:
-            way["ranks"] = min(way["ranks"], len(names_of(model)))
+    default: Way = {"ranks": rng.choice((2, 2, 2, 2, 3, 3, 4)), "options": {}}
+    for way in (ways := [default, _draw_other(rng, model, loop)]):
+        if not {"data_parallel", "plan"} & {*way["options"]}:
+            way["ranks"] = min(way["ranks"], num_placed(model))
     return ways
 
 
-def _draw_other(rng: random.Random, model: dict[str, Any], *, exact: bool) -> Way:
+def _draw_other(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -> Way:
     ranks = rng.choice((1, 2, 2, 2, 3, 3, 4))
     way: Way = {"ranks": ranks, "options": {}}
     options = way["options"]
-    kinds = ["measure", "measure", "plan", "plan", "plan", "schedule", "remat"]
-    kind = rng.choice(kinds if exact else [*kinds, "data", "shard", "micro_batches", "tensor"])
+    kinds = ["measure", "plan", "plan", "schedule", "remat"]
+    draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
+    # Ranks of `data_parallel` are processes, and cuts of batches are tried: they cost five times the others.
+    if not draws and loop["optimizer"] != "LBFGS":
+        kinds.append(rng.choice(("micro_batches", "tensor", "tensor", rng.choice(("data", "shard")))))
+    if loop["backward"] == "grad":
+        kinds = [kind for kind in kinds if kind != "tensor"]  # an error: docs/limits.md
+    kind = rng.choice(kinds)
     match kind:
         case "measure":
             options["measure"] = False

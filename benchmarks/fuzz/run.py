@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -25,12 +26,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.common import arguments, finish  # noqa: E402
 from benchmarks.fuzz.program import Drawn, Way, in_words, standalone  # noqa: E402
 from benchmarks.fuzz.ranks import serve  # noqa: E402
-from benchmarks.fuzz.shrink import features_of, fitting, same_kind, shrink, without  # noqa: E402
+from benchmarks.fuzz.shrink import MOST_TRIES, features_of, fitting, same_kind, shrink, without  # noqa: E402
 
 NUM_WORKERS = 2
-TASK_S = 200.0
-RECYCLED_AFTER = 150
+TASK_S = 600.0
+RECYCLED_AFTER = 400
 NUM_REPEATS = 4
+MOST_HANGS = 10
 MOST_KNOWN = 4
 MOST_NAMED = 0.03
 FINDINGS = ("wrong", "printed", "unnamed", "crash", "hang")
@@ -71,7 +73,7 @@ class Worker:
         try:
             if self.connection.poll(TASK_S):
                 answer = self.connection.recv()
-                if any(one["kind"] == "hang" for one in answer.get("outcomes", [])):
+                if any(one["kind"] in ("hang", "slow") for one in answer.get("outcomes", [])):
                     self.stop()
                 return answer
             gone = {"kind": "hang", "text": f"no answer after {TASK_S:g} s"}
@@ -101,14 +103,15 @@ class Search:
             for one in json.loads(self.known_file.read_text()):
                 self.findings.append(Finding(**{**one, "features": {*one["features"]}}))
 
-    def run(self, numbers: list[int], num_workers: int = NUM_WORKERS) -> None:
-        waiting = iter(numbers)
+    def run(self, numbers: list[int], num_workers: int = NUM_WORKERS, within_s: float = math.inf) -> None:
+        """Runs programs, and begins none once `within_s` is over."""
+        waiting, until_s = iter(numbers), time.monotonic() + within_s
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
             def work() -> None:
                 worker = Worker(folder)
                 try:
-                    while (number := self._next(waiting)) is not None:
+                    while (number := self._next(waiting, until_s)) is not None:
                         self._run_one(worker, number)
                 except BaseException:
                     traceback.print_exc()
@@ -122,9 +125,9 @@ class Search:
             for thread in threads:
                 thread.join()
 
-    def _next(self, waiting: Any) -> int | None:
+    def _next(self, waiting: Any, until_s: float) -> int | None:
         with self.lock:
-            return next(waiting, None)
+            return next(waiting, None) if time.monotonic() < until_s else None
 
     def _run_one(self, worker: Worker, number: int) -> None:
         began = time.monotonic()
@@ -137,6 +140,8 @@ class Search:
         row = {"number": number, "cpu_s": answer["cpu_s"], "wall_s": time.monotonic() - began, "outcomes": outcomes}
         with self.lock:
             self.rows.append(row)
+            if len(self.rows) % 50 == 0:
+                print(f"{len(self.rows)} programs", flush=True)
         for one in outcomes:
             if one["kind"] != "equal":
                 print(f"{number:5d}  {one['kind']:8s} {one['way']}: {one['text'][:150]}", flush=True)
@@ -166,7 +171,7 @@ class Search:
             found = worker.ask("try", other, [other_way]).get("outcomes")
             return bool(found) and _are_alike(found[0], outcome)
 
-        small, small_way = shrink(drawn, way, stays)
+        small, small_way = shrink(drawn, way, stays, MOST_HANGS if outcome["kind"] == "hang" else MOST_TRIES)
         again = [worker.ask("try", small, [small_way]).get("outcomes") for _ in range(NUM_REPEATS)]
         kept = [one[0] for one in again if one and one[0]["kind"] == outcome["kind"]]
         features = features_of(small, small_way)
@@ -223,13 +228,14 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first program")
     parser.add_argument("--only", type=int, action="append", metavar="NUMBER", help="these programs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where findings are written")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no program begins later than that")
     parser.add_argument("--workers", type=int, default=NUM_WORKERS)
     parser.add_argument("--no-shrink", action="store_true", help="count only")
     args = parser.parse_args()
     number = 40 if args.quick else args.programs
     began = time.monotonic()
     search = Search(args.seed, args.out, is_shrunk=not (args.no_shrink or args.quick))
-    search.run(args.only or list(range(args.first, args.first + number)), args.workers)
+    search.run(args.only or list(range(args.first, args.first + number)), args.workers, args.seconds)
     rows = sorted(search.rows, key=lambda row: row["number"])
     counts = Counter(outcome["kind"] for row in rows for outcome in row["outcomes"])
     runs = sum(counts.values())

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.fuzz.models import Node, names_of, nodes_of
+from benchmarks.fuzz.models import Node, names_of, nodes_of, num_placed
 
 Drawn = dict[str, Any]
 Way = dict[str, Any]
@@ -192,7 +192,7 @@ def fitting(way: Way, model: dict[str, Any]) -> Way:
     """A plan by hand for another model or fewer ranks."""
     names = names_of(model)
     if "data_parallel" not in way["options"]:
-        way = {**way, "ranks": min(way["ranks"], len(names))}
+        way = {**way, "ranks": min(way["ranks"], num_placed(model))}
     plan = way["options"].get("plan")
     if plan is None:
         return way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import queue
 
 import torch
 from torch import nn
@@ -412,3 +413,91 @@ class Replaced(nn.Module):
         h = torch.tanh(self.f(x))
         self.mean.data.lerp_(h.data.mean((0, 1)), 0.5)
         return h - self.mean
+
+
+class LongerTable(nn.Module):
+    """Keeps a table that grows with its calls, row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.rows = nn.Linear(W, W), torch.zeros(0, W)
+
+    def forward(self, x):
+        h = torch.tanh(self.f(x))
+        self.rows = torch.cat([self.rows, h.detach().mean((0, 1)).unsqueeze(0)])
+        return h - self.rows.mean(0)
+
+
+class LateAttribute(nn.Module):
+    """Sets an attribute first in its third call."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.calls = nn.Linear(W, W), 0
+
+    def forward(self, x):
+        h = torch.tanh(self.f(x))
+        self.calls += 1
+        if self.calls == 3:
+            self.late = h.detach().mean((0, 1))
+        return h + getattr(self, "late", 0.0)
+
+
+class Waiting(nn.Module):
+    """Puts what it makes into a queue, and takes what was put two calls before."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.line = nn.Linear(W, W), queue.Queue()
+
+    def forward(self, x):
+        h = torch.tanh(self.f(x))
+        self.line.put(h.detach().mean((0, 1)))
+        return h + 0.5 * self.line.get() if self.line.qsize() > 2 else h
+
+
+class Adjoint(torch.autograd.Function):
+    """Counts its backwards on the module that called it."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.module.evaluations += 1
+        return grad / ctx.module.evaluations, None
+
+
+class Solver(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.evaluations = nn.Linear(W, W), 0
+
+    def forward(self, x):
+        return Adjoint.apply(torch.tanh(self.f(x)), self)
+
+
+class BufferSolver(nn.Module):
+    """Counts its backwards in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+        self.register_buffer("evaluations", torch.zeros(()))
+
+    def forward(self, x):
+        return Adjoint.apply(torch.tanh(self.f(x)), self)
+
+
+class PlainCall(nn.Module):
+    """Counts in a plain tensor of one element, which data decide by."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.calls = nn.Linear(W, W), torch.tensor(0)
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return torch.tanh(self.f(x)) if self.calls % 2 else torch.sin(self.f(x))

@@ -309,3 +309,57 @@ def test_an_optimizer_may_keep_outputs_of_the_model() -> None:
         return found, weights(model)
 
     same_everywhere(program, 2)
+
+
+class Spells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mid, self.head = nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.mid(self.embed(x))))
+
+
+def _with_a_larger_embedding(model: Any, make: Any) -> list[Any]:
+    """Trains; after a step the embedding is a larger one, which goes on with the moments of the old one."""
+    found: list[Any] = []
+    optimizer, generator = make(model.parameters()), torch.Generator().manual_seed(3)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randint(5, (3, 4), generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        if step == 0:
+            old, wider = model.embed, nn.Embedding(8, 8)
+            with torch.no_grad():
+                wider.weight.fill_(0.5)
+                wider.weight[:5] = old.weight
+            model.embed, group = wider, optimizer.param_groups[0]
+            group["params"] = [wider.weight if p is old.weight else p for p in group["params"]]
+            optimizer.state[wider.weight] = {
+                name: torch.cat([kept, torch.zeros(3, 8)]) if kept.dim() == 2 else kept
+                for name, kept in optimizer.state.pop(old.weight).items()
+            }
+        found.append(loss.item())
+    kept = [value.tolist() for value in optimizer.state_dict()["state"][0].values()]
+    return [*found, model.embed.weight.tolist(), kept]
+
+
+@pytest.mark.parametrize("rank_of_embed", [0, 1])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    ],
+)
+def test_a_parameter_outside_the_model_goes_on_with_the_moments_of_one_inside(make: Any, rank_of_embed: int) -> None:
+    """It was an error: each rank computes its step, and one rank alone had the moments."""
+    models = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        models.append(Spells())
+    plan = {"embed": f"rank:{rank_of_embed}", "mid": f"rank:{1 - rank_of_embed}", "head": "rank:0"}
+    plain = _with_a_larger_embedding(models.pop(), make)
+    found = run_threads(2, lambda rank: _with_a_larger_embedding(farspan.distribute(models[rank], plan=plan), make))
+    assert found == [plain] * 2

@@ -341,6 +341,32 @@ def test_what_a_checkpoint_over_stages_would_do_twice_is_an_error(
         run_threads(2, lambda rank: train(farspan.distribute(models[rank], plan=plan)))
 
 
+class Warms(nn.Module):
+    """Counts in a buffer that no gradient goes through, and does something else after its third call."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.both, x, use_reentrant=False)
+
+    def both(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.first(x) if self.calls < 4 else self.last(x))
+
+
+def test_a_count_that_decides_in_a_checkpoint_over_stages_is_an_error() -> None:
+    """It was one too low: nothing went back through the call that counts."""
+    plan = {"0": "rank:0", "1.first": "rank:0", "1.last": "rank:1"}
+    models = [nn.Sequential(nn.Linear(4, 4), Warms()) for _ in range(2)]
+    with pytest.raises(RecordError, match=r"writes into a tensor of its own \(calls\) in a checkpoint whose parts"):
+        run_threads(2, lambda rank: train(farspan.distribute(models[rank], plan=plan)))
+
+
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_a_checkpoint_over_stages_that_changes_nothing_is_recorded(*, is_reentrant: bool) -> None:
     torch.manual_seed(0)

@@ -195,7 +195,6 @@ class Call:
         "hooks",
         "index",
         "is_closing",
-        "is_recounted",
         "is_repeated",
         "level",
         "modes",
@@ -203,6 +202,7 @@ class Call:
         "outputs",
         "path",
         "raised",
+        "recounted",
         "region",
         "saved_hooks",
         "segment",
@@ -241,9 +241,9 @@ class Call:
         """The saved-tensor hooks that the program has set for the call, if any."""
         self.is_closing = False
         """True, when it runs, if a backward of the same step goes through it and nothing comes back after that."""
-        self.is_recounted = False
-        """True if torch would run it again in a backward, for a checkpoint, and it would write into its buffers or
-        attributes once more."""
+        self.recounted: Sequence[tuple[int, int, str]] = ()
+        """Calls of its checkpoint, by graph and number, that torch would run again in a backward, and that would write
+        into buffers or attributes once more; with their descriptions."""
         self.is_repeated = False
         """True if calls have been recorded that compute it again: not all gradient comes to its own results then."""
         self.hooks: Any = None

@@ -116,9 +116,11 @@ class _Walk:
             self._go_through(call)
 
     def _go_through(self, call: Call) -> None:
-        if call.is_recounted:
+        for graph, number, text in call.recounted:
+            if (graph, number) > (call.graph.index, call.index):
+                continue  # torch computes a checkpoint again up to what the backward needs
             raise RecordError(
-                f"a checkpoint would run {call.describe()} again, and its buffers or attributes would count twice.",
+                f"a checkpoint would run {text} again, and its buffers or attributes would count twice.",
                 why="what a checkpoint outside of a placed module runs is not computed again here.",
                 hint="leave what counts out of the checkpoint; or name a module around both in the plan",
             )

@@ -10,13 +10,16 @@ computed again by torch, as in one process.)
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from farspan.call.leaf import Leaf
-from farspan.call.side_effects.attributes import HeldState
+from farspan.call.side_effects.attributes import HeldState, own_attributes
+from farspan.record.tensor import plain_versions
 
 if TYPE_CHECKING:
     from farspan.graph import Call
@@ -28,10 +31,17 @@ _WITH_STATISTICS = (
 )
 """They write into their buffers in training mode only."""
 
-__all__ = ["counts_again", "unchanged_in_checkpoint"]
+__all__ = ["containers_around", "note_recounted", "unchanged_in_checkpoint"]
 
 
-def counts_again(recorder: Recording, call: Call, tensors: list[Any]) -> bool:
+def note_recounted(recorder: Recording, call: Call, tensors: list[Any], checkpoint: list[tuple[int, int, str]]) -> None:
+    """Notes a call of a checkpoint, and whether it counts: a backward through what comes after it is refused then."""
+    call.recounted = checkpoint
+    if _counts_again(recorder, call, tensors):
+        checkpoint.append((call.graph.index, call.index, call.describe()))
+
+
+def _counts_again(recorder: Recording, call: Call, tensors: list[Any]) -> bool:
     """Returns whether a call writes into what its module, or the model, keeps: one process would do so once more where
     a backward goes through it.
     """
@@ -62,10 +72,30 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     """
     if leaf is not None and leaf.leaves_trace:
         _refuse(recorder, f"{leaf.name} prints, writes into a file, or sets a variable around it")
-    held = HeldState([module])
+    held, tensors = HeldState([module]), _tensors_of(module)
+    versions = plain_versions(list(tensors.values()))
     yield
-    for _, name in held.changed():
+    changed = [name for name, tensor in _tensors_of(module).items() if tensors.get(name) is not tensor]
+    for name in changed or [name for _, name in held.changed()]:
         _refuse(recorder, f"a {type(module).__name__} changes its attribute {name}")
+    if plain_versions(list(tensors.values())) != versions:
+        _refuse(recorder, f"a {type(module).__name__} writes into a tensor of its own ({', '.join(tensors)})")
+
+
+def containers_around(recorder: Recording, function: Any) -> list[nn.Module]:
+    """Returns the modules whose parts lie on several stages that a function is bound to, or finds around it:
+    `checkpoint(self.run, x)`.
+    """
+    cells = getattr(function, "__closure__", None) or ()
+    around = [cell.cell_contents for cell in cells if cell != types.CellType()]
+    found = [item for item in (getattr(function, "__self__", None), *around) if isinstance(item, nn.Module)]
+    return [item for item in found if (leaf := recorder.leaves.get(id(item))) is None or leaf.is_open]
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns its buffers and plain tensors, by name."""
+    own = {**dict(module.named_buffers(recurse=False)), **own_attributes(module)}
+    return {name: item for name, item in own.items() if isinstance(item, torch.Tensor)}
 
 
 def _refuse(recorder: Recording, what: str) -> None:

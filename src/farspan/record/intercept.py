@@ -228,7 +228,7 @@ def _record_module(recorder: Recording, module: nn.Module, args: tuple[Any, ...]
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
     try:
-        if recorder.is_checkpointed or is_in_checkpoint():
+        if recorder.checkpoint is not None or is_in_checkpoint():
             with unchanged_in_checkpoint(recorder, module, leaf):
                 return call_container(module, *args, **kwargs)
         return call_container(module, *args, **kwargs)

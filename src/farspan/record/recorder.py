@@ -32,7 +32,7 @@ from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
-from farspan.record.in_checkpoint import counts_again, unchanged_in_checkpoint
+from farspan.record.in_checkpoint import note_recounted, unchanged_in_checkpoint
 from farspan.record.lanes.batches import Batches
 from farspan.record.memory.leaves import become_leaf
 from farspan.record.memory.parameter_copies import Copies
@@ -78,7 +78,7 @@ class Recorder:
         self.engine: Engine
         self.is_recording = True  # not while calls run for real: in leaves, in the optimizer, in a metadata run
         self.is_in_optimizer = False
-        self.is_checkpointed = False
+        self.checkpoint: list[tuple[int, int, str]] | None = None  # its calls that count; None outside of one
         self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}  # parameters and buffers of all distributed models, by id
         self.leaves: dict[int, Leaf] = {}
@@ -214,7 +214,7 @@ class Recorder:
             if isinstance(target, Leaf):
                 target.leaves_trace |= isinstance(error, TraceError)
         if entry is None:
-            if isinstance(target, Leaf) and (self.is_checkpointed or is_in_checkpoint()):
+            if isinstance(target, Leaf) and (self.checkpoint is not None or is_in_checkpoint()):
                 with unchanged_in_checkpoint(self, target.module, target):
                     return call_parts(self, target, given, reason)
             return call_parts(self, target, given, reason)
@@ -275,17 +275,18 @@ class Recorder:
         call.region = self.regions.of(modes)
         if call.region and isinstance(target, Leaf):
             self.stale_casts.see(target, call.region, modes)
-        is_checkpointed = self.is_checkpointed
+        checkpoint = self.checkpoint
         if (hooks := hooks_on_what_is_saved()) is not None:
             if is_of_a_checkpoint(hooks):  # what is called in one is recorded, and not computed again
-                is_checkpointed = True
+                checkpoint = [] if checkpoint is None else checkpoint
             else:
                 call.saved_hooks = hooks
-        call.is_recounted = is_checkpointed and counts_again(self, call, tensors)
         call.moment, call.unit = self.held_objects.moments.latest, self.splitting.unit
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)
+        if checkpoint is not None:
+            note_recounted(self, call, tensors, checkpoint)
         call.outputs = tuple([Value(meta, stage, call, i) for i, meta in enumerate(entry.metas)])
         graph.note(call, values, entry.digest)
         if entry.is_random:

@@ -188,7 +188,7 @@ class Recording(Protocol):
     engine: Engine
     is_recording: bool
     is_in_optimizer: bool
-    is_checkpointed: bool
+    checkpoint: list[tuple[int, int, str]] | None
     is_writing: bool
     placed: dict[int, Placed]
     leaves: dict[int, Leaf]

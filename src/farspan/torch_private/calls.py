@@ -145,7 +145,7 @@ def is_compiled(module: torch.nn.Module) -> bool:
 def recompute_through(
     wrapper: Callable[[Any], Any],
     is_recorded: Callable[[Any], bool],
-    around: Callable[[], contextlib.AbstractContextManager[None]],
+    around: Callable[[Any], contextlib.AbstractContextManager[None]],
 ) -> None:
     """Makes non-reentrant checkpoints recompute with `wrapper(function)`, made when they run `function`.
 
@@ -153,7 +153,7 @@ def recompute_through(
         wrapper: Takes what the checkpoint runs.
         is_recorded: Whether what runs on an argument is recorded: it is not computed again, and need not know the
             generators' states.
-        around: Gives the context of each first run.
+        around: Gives the context of each first run of a function.
     """
     import torch.utils.checkpoint as checkpoint
 
@@ -164,14 +164,14 @@ def recompute_through(
 
     def generator(function: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
         keeps_states = preserve_rng_state and not any(map(is_recorded, args))
-        with around():
+        with around(function):
             yield from original(wrapper(function), keeps_states, *args, **kwargs)
 
     def generator_of_arguments(
         function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **ways: Any
     ) -> Any:
         keeps_states = preserve_rng_state and not any(map(is_recorded, args))
-        with around():
+        with around(function):
             yield from original(wrapper(function), args, kwargs, preserve_rng_state=keeps_states, **ways)
 
     arguments = inspect.signature(original).parameters[

@@ -12,6 +12,7 @@ from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
+from farspan.errors import RecordError
 
 SWITCHES = {"global": False}
 
@@ -111,3 +112,24 @@ def test_two_batches_of_one_size_are_of_different_sizes_later() -> None:
         (one.square().mean() + two.square().mean()).backward()
 
     _assert_same(Towers(), step)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda out, loss: out.register_hook(lambda gradient: gradient * 0.5),
+        lambda out, loss: out.retain_grad(),
+        lambda out, loss: torch.autograd.grad(loss, out, allow_unused=True),
+    ],
+)
+def test_the_gradient_of_a_result_that_a_loss_has_taken_in_parts_is_an_error(ask: Any) -> None:
+    """The hook was called with nothing: gradient comes to the parts, and not to what they were joined to later."""
+    models = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)) for _ in range(2)]
+
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank], micro_batches=2)
+        out = model(torch.ones(8, 6))
+        ask(out, out.square().mean())
+
+    with pytest.raises(RecordError, match="on a tensor of a batch that is cut, which has already been used"):
+        run_threads(2, program)

@@ -16,10 +16,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import intern, meta_of
 from farspan.call.leaf import Placed
+from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.optimizers.kept_state import (
     change_tensors,
     parts_beside_state,
@@ -29,8 +31,9 @@ from farspan.execute.optimizers.kept_state import (
     tensors_in,
 )
 from farspan.execute.optimizers.own import is_own, make_known_as, make_own, shown_value
-from farspan.execute.optimizers.states import placed_in
+from farspan.execute.optimizers.states import as_laid_out, placed_in
 from farspan.graph import Meta, Value
+from farspan.record.memory.exchanged import become_plain
 from farspan.record.ops.overrides import read_data, read_recorded
 from farspan.record.saving.parameters import laid_out, reserved_tensor
 from farspan.record.tensor import LazyTensor
@@ -85,12 +88,37 @@ def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> N
         meta = dataclasses.replace(value.meta, requires_grad=False)  # as its owner computes with it
         return make_known_as(LazyTensor.make(Value(intern(meta), value.stage), engine.recorder), value)
 
+    outside: dict[int, LazyTensor] = {}
+    """What is kept for parameters outside the model, with which every rank computes."""
+
+    def note_outside(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is LazyTensor:
+            outside[id(tensor)] = tensor
+        return tensor
+
     for _, part in parts_beside_state(optimizer):
         part.change(change)
     if not is_as_left:
         for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
-            if item is None or not engine.slices.has_given_away(optimizer, item):
+            if item is None and isinstance(part.keys[0], nn.Parameter):
+                part.change(note_outside)
+            elif item is None or not engine.slices.has_given_away(optimizer, item):
                 part.change(change)
+        if outside:
+            _let_all_have(engine, [*outside.values()])
+
+
+def _let_all_have(engine: Engine, tensors: list[LazyTensor]) -> None:
+    """Let recorded tensors be plain ones on every rank. All ranks call it together."""
+    values = [tensor._value for tensor in tensors]
+    owners = [engine.teams[value.stage].leader.rank for value in values]
+    data = [
+        engine.read(value).clone() if owner == engine.rank else as_laid_out(value.meta)
+        for value, owner in zip(values, owners, strict=True)
+    ]
+    broadcast_tensors(engine, "what an optimizer keeps for parameters outside the model", data, owners)
+    for tensor, item in zip(tensors, data, strict=True):
+        become_plain(engine.recorder, tensor, item)
 
 
 def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:

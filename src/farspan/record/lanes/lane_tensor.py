@@ -100,10 +100,23 @@ class LaneTensor(LazyTensor):
         self.join().backward(gradient, retain_graph, create_graph, inputs)
 
     def register_hook(self, hook: Any) -> Any:
+        self.check_unused("register_hook")
         return self.join().register_hook(hook)
 
     def retain_grad(self) -> None:
+        self.check_unused("retain_grad")
         self.join().retain_grad()
+
+    def check_unused(self, name: str) -> None:
+        """Refuse what asks for the gradient of the whole batch where that comes to the lanes: a loss has taken them."""
+        lanes = {id(lane._value) for lane in self._lanes}
+        calls = (call for graph in self._window.graphs for call in graph.calls if call.entry.requires_grad)
+        if any(id(item) in lanes for call in calls for item in call.arguments or ()):
+            self._window.recorder.refuse(
+                f"{name} on a tensor of a batch that is cut, which has already been used",
+                why="its gradient comes in parts.",
+                hint="before the loss; or leave out micro_batches= of farspan.distribute",
+            )
 
 
 def lane_tensors(item: Any) -> list[LaneTensor]:

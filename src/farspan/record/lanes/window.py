@@ -123,6 +123,9 @@ class Window:
                     return result
         elif function is torch.Tensor.detach and args[0]._dim is None:  # a loss that is kept after its backward
             return LaneTensor.of(self, [lane.detach() for lane in args[0]._lanes], None)
+        if function is torch.autograd.grad:
+            for tensor in lane_tensors((args[1:], kwargs.get("inputs", ()))):
+                tensor.check_unused("torch.autograd.grad")
         self._check_written(function, args, kwargs)
         join_all((args, kwargs))
         return function(*args, **kwargs)

@@ -82,7 +82,7 @@ def _run_checkpointed(function: Any, preserve_rng_state: bool, *args: Any) -> An
     Gradients flow as through the checkpoint, which gives none where no argument needs one.
     """
     needs_gradient = any(isinstance(item, torch.Tensor) and item.requires_grad for item in args)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient), checkpointed():
+    with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient), checkpointed(function):
         return function(*args)
 
 

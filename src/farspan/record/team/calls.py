@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from farspan.call.draws.scope import active, replayed
+from farspan.record.in_checkpoint import containers_around, unchanged_in_checkpoint
 from farspan.record.team.team_tensor import SplitStage
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import recompute_through
@@ -33,8 +34,10 @@ def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs:
 
 
 @contextlib.contextmanager
-def checkpointed() -> Iterator[None]:
-    """What is recorded in the body runs in a checkpoint: where stages are split it is computed again as it asks."""
+def checkpointed(function: Any) -> Iterator[None]:
+    """What is recorded in the body runs in a checkpoint of `function`: where stages are split it is computed again as
+    it asks.
+    """
     recorder = active.recorder
     if recorder is None or not recorder.is_recording:
         yield
@@ -42,11 +45,16 @@ def checkpointed() -> Iterator[None]:
     splitting, own = recorder.splitting, object()
     if splitting.stages and splitting.unit is None:
         splitting.unit = own
-    was_checkpointed, recorder.is_checkpointed = recorder.is_checkpointed, True
+    around = recorder.checkpoint
+    if around is None and torch.is_grad_enabled():
+        recorder.checkpoint = []
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            for module in containers_around(recorder, function) if recorder.checkpoint is not None else ():
+                stack.enter_context(unchanged_in_checkpoint(recorder, module, None))
+            yield
     finally:
-        recorder.is_checkpointed = was_checkpointed
+        recorder.checkpoint = around
         if splitting.unit is own:
             splitting.unit = None
 
