@@ -20,6 +20,7 @@ class Fault:
         old: Text that is there once.
         new: What it becomes.
         breaks: A program that a user could write, and that gives something else then.
+        when: What holds, where the text is come to, if the fault makes a difference; "" where it always may.
     """
 
     name: str
@@ -27,10 +28,11 @@ class Fault:
     old: str
     new: str
     breaks: str
+    when: str
 
 
-def _fault(name: str, file: str, old: str, new: str, breaks: str) -> Fault:
-    return Fault(name=name, file=file, old=old, new=new, breaks=breaks)
+def _fault(name: str, file: str, old: str, new: str, breaks: str, *, when: str = "") -> Fault:
+    return Fault(name=name, file=file, old=old, new=new, breaks=breaks, when=when)
 
 
 _RECORD = [
@@ -40,6 +42,7 @@ _RECORD = [
         "key = (target, shape, tuple(metas), modes, state)",
         "key = (target, shape, tuple(metas), modes[:2], state)",
         "the same call first without autocast and then in it",
+        when="modes[2]",
     ),
     _fault(
         "a buffer is read before the current batch",
@@ -47,6 +50,7 @@ _RECORD = [
         "placed.is_written and self.has_pending():",
         "placed.is_written and self.pending:",
         "norm.running_mean is read between a forward and its backward",
+        when="placed is not None and placed.is_written and self.has_pending() and not self.pending",
     ),
     _fault(
         "an earlier call sees an attribute that a later one sets",
@@ -54,6 +58,7 @@ _RECORD = [
         "if any(call.target is target for graph in (*self.pending, self.current) for call in graph.calls):",
         "if any(call.target is target for graph in self.pending for call in graph.calls):",
         "a module that begins to set an attribute in its second call of a batch",
+        when="any(call.target is target for call in self.current.calls)",
     ),
     _fault(
         "what waits sees a later write",
@@ -68,6 +73,7 @@ _RECORD = [
         "if len(used) < len(arguments) or self.outside.is_used:",
         "if self.outside.is_used:",
         "the batch's own memory is filled anew after the forward, before backward runs",
+        when="len(used) < len(arguments) and not self.outside.is_used",
     ),
     _fault(
         "what a checkpoint counts again is forgotten",
@@ -75,6 +81,7 @@ _RECORD = [
         "call.is_recounted = is_checkpointed and counts_again(self, call, tensors)",
         "call.is_recounted = False",
         "a batch norm in a checkpoint",
+        when="is_checkpointed and counts_again(self, call, tensors)",
     ),
     _fault(
         "a write is missed by views",
@@ -82,6 +89,7 @@ _RECORD = [
         "return lazy._view is not None or any(member() is not None for member in lazy._family or ())",
         "return lazy._view is not None",
         "v = h[:, :2]; h.mul_(2); v is used",
+        when="lazy._view is None and any(member() is not None for member in lazy._family or ())",
     ),
     _fault(
         "a write goes into the root itself",
@@ -96,6 +104,7 @@ _RECORD = [
         "return any(placed in leaf.placed for leaf in leaves)",
         "return False",
         "v = norm.running_mean[:2]; model(x); v is read",
+        when="any(placed in leaf.placed for leaf in leaves)",
     ),
     _fault(
         "gradients are cleared before the backward has run",
@@ -103,6 +112,7 @@ _RECORD = [
         "recorder.hooks.are_there or recorder.hooks.are_running or recorder.num_pending_backwards:",
         "recorder.hooks.are_there or recorder.hooks.are_running:",
         "a batch is thrown away: backward, zero_grad, and the next batch",
+        when="recorder.num_pending_backwards",
     ),
     _fault(
         "a retained gradient is not added up",
@@ -110,6 +120,7 @@ _RECORD = [
         "lazy.grad = now[number].clone() if lazy.grad is None else lazy.grad + now[number]",
         "lazy.grad = now[number].clone()",
         "h.retain_grad(), and two backwards through h",
+        when="lazy.grad is not None",
     ),
     _fault(
         "the result of a parameter's hook is dropped",
@@ -124,6 +135,7 @@ _RECORD = [
         "outside.is_used and recorder.num_pending_backwards > 0",
         "outside.is_used and recorder.num_pending_backwards > 1",
         "x.requires_grad_(); backward; x.grad is read",
+        when="outside.is_used and recorder.num_pending_backwards == 1",
     ),
     _fault(
         "a buffer used outside its module is not fixed",
@@ -131,6 +143,7 @@ _RECORD = [
         "placed.tensor.detach().clone() if is_fixed else placed.tensor",
         "placed.tensor.detach() if is_fixed else placed.tensor",
         "x - norm.running_mean is recorded, and then norm is called, in one batch",
+        when="is_fixed",
     ),
     _fault(
         "an old cast is not noticed",
@@ -138,6 +151,7 @@ _RECORD = [
         "for each in cast if engine.has_gradient(each))",
         "for each in cast if not engine.has_gradient(each))",
         "autocast around several steps: torch goes on with the old cast of a weight",
+        when="cast",
     ),
     _fault(
         "a part of a tensor that a module holds is written",
@@ -145,6 +159,7 @@ _RECORD = [
         "if is_known or (tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory):",
         "if is_known:",
         "model.a.scale, a plain tensor, is changed by scale[:2].mul_(2) between two batches",
+        when="not is_known and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory",
     ),
     _fault(
         "the present is not put back",
@@ -152,6 +167,7 @@ _RECORD = [
         "            present.go_to()\n",
         "",
         "a global that modules read is set anew before each batch, and read after the step",
+        when="self.moments.present is not present",
     ),
     _fault(
         "ignored targets are counted",
@@ -159,6 +175,7 @@ _RECORD = [
         'is_counted = target != others["ignore_index"]',
         "is_counted = target == target",
         "cross_entropy with ignore_index under micro_batches=",
+        when='bool((target == others["ignore_index"]).any())',
     ),
     _fault(
         "a held state dictionary is old",
@@ -166,6 +183,7 @@ _RECORD = [
         "        self.refresh(used)\n        for copy, storage in written:",
         "        for copy, storage in written:",
         "kept = model.state_dict() before the loop is read after a step",
+        when="any(copy.epoch != self.epoch for tensor in used for copy in self._of(tensor))",
     ),
     _fault(
         "an old norm of slices is kept",
@@ -173,6 +191,7 @@ _RECORD = [
         "if values == tuple(part._value for part in gradient._parts):",
         "if values is not None:",
         "tensor_parallel: norms of gradients are read, gradients scaled, and norms read again",
+        when="values is not None and values != tuple(part._value for part in gradient._parts)",
     ),
     _fault(
         "a write into a whole gradient is not in its slices",
@@ -180,6 +199,7 @@ _RECORD = [
         "    for item in written:\n        _write_back(item, wholes[id(item)])\n",
         "",
         "tensor_parallel: p.grad[0] = 0, or p.grad.clamp_(...) with a tensor",
+        when="written",
     ),
 ]
 
@@ -190,6 +210,7 @@ _CALL = [
         "                _put(place, name, ABSENT)\n        self._state.put_back(self._state.changed())\n",
         "                _put(place, name, ABSENT)\n",
         'CONFIG["scale"] = 2 between two batches of one step',
+        when="self._state.changed()",
     ),
     _fault(
         "calls write into one version of a buffer",
@@ -197,6 +218,7 @@ _CALL = [
         "items = versioned(leaf) if is_known else _held(leaf)",
         "items = [] if is_known else _held(leaf)",
         "x * self.scale with a buffer that each call writes, several batches a step",
+        when="is_known and versioned(leaf)",
     ),
     _fault(
         "autocast around the reader leaks in",
@@ -219,6 +241,7 @@ _CALL = [
         "                buffers.put_back(),\n",
         "",
         "batch norm, or a counter in a buffer, under remat=",
+        when="buffers.copies",
     ),
     _fault(
         "remat loses autocast",
@@ -226,6 +249,7 @@ _CALL = [
         "                apply_modes(modes),\n",
         "",
         "autocast around the forward only, under remat=",
+        when="modes != current_modes()",
     ),
     _fault(
         "remat does not check versions",
@@ -233,6 +257,7 @@ _CALL = [
         "if any(_version_of(tensor) != version for tensor, version in inputs):",
         "if any(_version_of(tensor) < version for tensor, version in inputs):",
         "x + block(x) written as x.add_(block(x).detach()) under remat=: an error, or other gradients",
+        when="any(_version_of(tensor) != version for tensor, version in inputs)",
     ),
     _fault(
         "attributes of a run stay",
@@ -240,6 +265,7 @@ _CALL = [
         "    finally:\n        put_attributes(modules, keys, before)\n\n\n@contextlib.contextmanager\ndef watched",
         "    finally:\n        pass\n\n\n@contextlib.contextmanager\ndef watched",
         "a counter in an attribute, several batches a step: the first one runs after the last one is recorded",
+        when="any(attributes_of(modules, keys).get(key) is not before.get(key) for key in keys)",
     ),
     _fault(
         "a context variable is not seen",
@@ -254,6 +280,7 @@ _CALL = [
         "    inside = state.changed()\n    state.put_back(inside)\n",
         "    inside = state.changed()\n",
         "SEEN.append(1) in a module's forward",
+        when="inside",
     ),
     _fault(
         "freezing inside of a forward is not seen",
@@ -261,6 +288,7 @@ _CALL = [
         "if any(tensor.requires_grad != flag for tensor, flag in self._flags):",
         "if False:",
         "self.first.weight.requires_grad_(False) in a forward, from the third call on",
+        when="any(tensor.requires_grad != flag for tensor, flag in self._flags)",
     ),
     _fault(
         "settings are left out of a key",
@@ -268,6 +296,7 @@ _CALL = [
         "                tuple(self.settings.items()),\n",
         "",
         "model.block.returns_both = True between two batches",
+        when="self.settings",
     ),
     _fault(
         "the result of a forward hook is lost",
@@ -275,6 +304,7 @@ _CALL = [
         "            result = result if changed is None else changed\n",
         "",
         "module.register_forward_hook(lambda module, args, result: result * 2)",
+        when="changed is not None",
     ),
 ]
 
@@ -285,6 +315,7 @@ _EXECUTE = [
         "    if call.moment.snapshots:\n        call.moment.go_to()\n",
         "",
         "a global that modules read is set anew before each batch of a step",
+        when="call.moment._moments.present is not call.moment",
     ),
     _fault(
         "a backward sees what is around it now",
@@ -292,6 +323,7 @@ _EXECUTE = [
         "        if part.backward.moment.snapshots:\n            part.backward.moment.go_to()\n",
         "",
         "a global that an autograd function's backward reads is set anew before each batch",
+        when="part.backward.moment._moments.present is not part.backward.moment",
     ),
     _fault(
         "casts of a region are not shared",
@@ -299,6 +331,7 @@ _EXECUTE = [
         "            with in_region(region):\n",
         "            with _NOTHING:\n",
         "a module called twice in one autocast region: gradients are added up in bfloat16",
+        when="region",
     ),
     _fault(
         "what has come over a border is written",
@@ -313,6 +346,7 @@ _EXECUTE = [
         "_NOTHING if call.saved_hooks is None else under_saved_hooks(call.saved_hooks),",
         "_NOTHING,",
         "saved_tensors_hooks that round what is saved, around a forward",
+        when="call.saved_hooks is not None",
     ),
     _fault(
         "a gradient that was set aside is lost",
@@ -320,6 +354,7 @@ _EXECUTE = [
         "    _put_back(aside)\n    if not part.backward.retain_graph:",
         "    if not part.backward.retain_graph:",
         "a weight tied over stages, several batches a step",
+        when="aside",
     ),
     _fault(
         "deferred gradients come late",
@@ -328,6 +363,7 @@ _EXECUTE = [
         "            self._run_weights(part)\n\n    def _drop",
         "        for part in parts[: late[-1]] if late else []:\n            self._run_weights(part)\n\n    def _drop",
         'schedule="zero-bubble", a weight that cannot be deferred in some batches: another order of sums',
+        when="late",
     ),
     _fault(
         "a gradient that is not there is taken for one",
@@ -335,6 +371,7 @@ _EXECUTE = [
         "self.gradients[item] = None if may_be_absent and is_absent(tensor) else tensor",
         "self.gradients[item] = tensor",
         "a tied weight that one of its modules uses only for some data",
+        when="may_be_absent and is_absent(tensor)",
     ),
     _fault(
         "a parameter frozen meanwhile gets a gradient",
@@ -342,6 +379,7 @@ _EXECUTE = [
         "if gradient is None or not tensor.requires_grad:",
         "if gradient is None:",
         "a tied weight is frozen between forward and backward",
+        when="gradient is not None and not tensor.requires_grad",
     ),
     _fault(
         "what was read ahead stays",
@@ -349,6 +387,7 @@ _EXECUTE = [
         "        self.ahead.forget()\n        with self._progressed:",
         "        with self._progressed:",
         "weights are read after each step",
+        when="self.ahead._fetched",
     ),
     _fault(
         "shown state is taken for a step's",
@@ -363,6 +402,7 @@ _EXECUTE = [
         "if entry.is_random:  # the rank",
         "if False:  # the rank",
         "an optimizer of the program's own that adds torch.randn_like(p)",
+        when="entry.is_random",
     ),
     _fault(
         "generators of the reader are not shared",
@@ -370,6 +410,7 @@ _EXECUTE = [
         "if any(other != digests[rank] for other in digests):",
         "if False:",
         "the rank that reads a batch draws (a shuffle, an augmentation) before from_rank",
+        when="any(other != digests[rank] for other in digests)",
     ),
     _fault(
         "a batch may be written after from_rank",
@@ -377,6 +418,7 @@ _EXECUTE = [
         "if known is not None and plain_versions([value.data]) != known[0]:",
         "if known is not None and plain_versions([value.data]) == ():",
         "the reader fills the memory of its batch anew for the next one",
+        when="known is not None and plain_versions([value.data]) != known[0]",
     ),
     _fault(
         "groups keep their own statistics",
@@ -405,6 +447,7 @@ _EXECUTE = [
         "        self.executor.replicas.forget()\n",
         "",
         "a wide stage, and weights that are loaded, or written, between two steps",
+        when="self.executor.replicas.known",
     ),
 ]
 
@@ -415,6 +458,7 @@ _SCHEDULE_AND_PLACE = [
         "sorted(users, key=place.__getitem__, reverse=True)",
         "sorted(users, reverse=True)",
         "several batches a step, a schedule that lets a later task send first",
+        when="sorted(users, key=place.__getitem__) != sorted(users)",
     ),
     _fault(
         "the measured step adds in another order",
@@ -422,6 +466,7 @@ _SCHEDULE_AND_PLACE = [
         "            self._run_weights_of(part.accumulates_into)\n",
         "            pass\n",
         "several batches in the first step, a module that is called in all of them",
+        when="any(not each.accumulates_into.keys().isdisjoint(part.accumulates_into) for each in self.deferred)",
     ),
     _fault(
         "the measured step hands over what the program holds",
@@ -429,6 +474,7 @@ _SCHEDULE_AND_PLACE = [
         "is_needed = value.is_held or value.num_readers > 0",
         "is_needed = value.num_readers > 0",
         "an activation of the first step is kept, and read after it",
+        when="value.is_held",
     ),
     _fault(
         "gradients are left behind",
@@ -450,6 +496,7 @@ _SCHEDULE_AND_PLACE = [
         "if any(item.hooked_at is not None for item in engine.parameters.values()):",
         "if False:",
         "weight.register_hook(hook) before the first step, and a plan that moves it",
+        when="any(item.hooked_at is not None for item in engine.parameters.values())",
     ),
     _fault(
         "a hook inside a unit is lost in another plan",
@@ -457,6 +504,7 @@ _SCHEDULE_AND_PLACE = [
         "    open_leaves(recorder.leaves.values())\n",
         "",
         "model.block.lin.register_forward_hook(hook) before distribute, or before the plan changes",
+        when="any(getattr(part, name) for leaf in leaves for part in leaf.modules[1:] for name in ('_forward_hooks', '_backward_hooks'))",
     ),
     _fault(
         "what is written on a parameter is lost",
@@ -464,6 +512,7 @@ _SCHEDULE_AND_PLACE = [
         "    vars(tensor).update(vars(stub))  # what the program has written on the parameter",
         "",
         "p.decay = 0.1 on parameters, which the loop reads",
+        when="vars(stub)",
     ),
 ]
 

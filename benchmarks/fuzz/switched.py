@@ -1,8 +1,8 @@
 """Faults that are switched on and off in a process that keeps torch and farspan loaded.
 
 A fault is text in a copy of its file: the functions that come out otherwise get the code that they have there, and get
-their own back. A probe, a call before the first statement that the fault changes, says whether a run has come to it:
-with a fault that it has not come to a program gives what it gives without.
+their own back. A probe, before the first statement that the fault changes, says whether a run has come to it, and it
+made a difference there (`when`): with a fault to which it has not come a program gives what it gives without.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def faulted_text(fault: Fault, package: Path) -> str:
 
 def line_of(fault: Fault, text: str) -> int:
     """The first line that a fault changes."""
-    same = len(os.path.commonprefix([fault.old, fault.new]))
+    pairs = zip(fault.old, fault.new, strict=False)
+    same = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(fault.old), len(fault.new)))
     same += len(fault.old[same:]) - len(fault.old[same:].lstrip())
     return text[: text.index(fault.old) + same].count("\n") + 1
 
@@ -69,8 +70,10 @@ def probed(text: str, faults: Sequence[Fault]) -> ast.Module:
         body, statement = min(places, key=lambda place: (place[1].end_lineno or 0) - place[1].lineno)
         if isinstance(statement, ast.If) and statement.lineno == line and not fault.new.strip():
             body, statement = statement.body, statement.body[0]
-        probe = ast.parse(f"_farspan_reached({fault.name!r})").body[0]
-        body.insert(body.index(statement), ast.fix_missing_locations(ast.copy_location(probe, statement)))
+        (probe,) = ast.parse(f"if {fault.when or True}: _farspan_reached({fault.name!r})").body
+        for node in ast.walk(probe):
+            ast.copy_location(node, statement)
+        body.insert(body.index(statement), probe)
     return tree
 
 
@@ -180,8 +183,7 @@ def serve(connection: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     ranks.__file__ = __file__  # what is run on ranks that are processes
-    from tests.support import ranks as _  # imports what else there is
-
+    importlib.import_module("tests.support.ranks")
     switches = Switches(FAULTS)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
