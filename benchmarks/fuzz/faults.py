@@ -504,7 +504,7 @@ _SCHEDULE_AND_PLACE = [
         "    open_leaves(recorder.leaves.values())\n",
         "",
         "model.block.lin.register_forward_hook(hook) before distribute, or before the plan changes",
-        when="any(getattr(part, name) for leaf in leaves for part in leaf.modules[1:] for name in ('_forward_hooks', '_backward_hooks'))",
+        when="any(part._forward_hooks for leaf in leaves for part in leaf.modules[1:])",
     ),
     _fault(
         "what is written on a parameter is lost",
