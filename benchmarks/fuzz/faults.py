@@ -482,6 +482,7 @@ _SCHEDULE_AND_PLACE = [
         "        for each in coming:\n            each.settle(engine)\n",
         "",
         "p.grad is read after the first step, or never cleared",
+        when="any(each.gradient is not None for each in coming)",
     ),
     _fault(
         "the optimizer's state is left behind",
@@ -489,6 +490,7 @@ _SCHEDULE_AND_PLACE = [
         "        if not self._goes(number, item, place, tensor):\n            return tensor\n",
         "        if not self._goes(number, item, place, tensor) or item.is_owned:\n            return tensor\n",
         "Adam, and a plan after the first step that moves parameters",
+        when="self._goes(number, item, place, tensor) and item.is_owned",
     ),
     _fault(
         "parameters with hooks move",

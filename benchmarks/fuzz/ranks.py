@@ -112,7 +112,7 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
         module, model = modules[rank], models[rank]
         if way.get("from_rank"):
             group = farspan.rank()
-            module.__dict__["GIVEN"] = lambda batch: farspan.from_rank(0, batch if group == 0 else None)
+            module.__dict__["GIVEN"] = lambda read: farspan.from_rank(0, read() if group == 0 else None)
         with printing().kept() as printed:
             model = farspan.distribute(model, **way["options"])
             return observed(module.train, model, printed)

@@ -19,7 +19,7 @@ _PLAIN_MODEL = {
 }  # fmt: skip
 _PLAIN_LOOP = {
     "optimizer": "SGD", "split": False, "backward": "plain", "loss": "mse", "carry": "detach", "fresh": True,
-    "autocast": False, "mean": True, "keeps": False,
+    "autocast": False, "mean": True, "keeps": False, "packs": False, "drawn": False, "region": False,
 }  # fmt: skip
 
 

@@ -64,6 +64,47 @@ class BufferMean(nn.Module):
         return h - self.mean
 
 
+class BufferScale(nn.Module):
+    """Each call writes into a buffer, of which its gradient is made."""
+
+    scale: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(W))
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        self.scale.mul_(0.95)
+        return torch.tanh(self.f(x)) * self.scale
+
+
+class Centered(nn.Module):
+    """Uses a buffer of a part before it calls that."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.norm = inner, nn.BatchNorm1d(W)
+
+    def forward(self, x):
+        h = self.inner(x) - self.norm.running_mean
+        return self.norm(h.flatten(0, 1)).view_as(h)
+
+
+class Freezing(nn.Module):
+    """Freezes a weight in its third call."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.calls = nn.Linear(W, W), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.f.weight.requires_grad_(False)
+        return torch.tanh(self.f(x))
+
+
 class BufferSet(nn.Module):
     """A buffer that is another tensor after each call."""
 

@@ -107,6 +107,7 @@ class Switches:
                 codes = codes_in(compile(faulted_text(fault, PACKAGE), str(path), "exec"))
                 self._faulted[fault.name] = codes
         self._functions: dict[tuple[str, str], list[Any]] = {}
+        gc.unfreeze()  # a forked rank does not find what its server has frozen
         for item in gc.get_objects():
             if type(item) is types.FunctionType and item.__code__.co_filename.startswith(str(PACKAGE)):
                 key = (os.path.relpath(item.__code__.co_filename, PACKAGE), item.__code__.co_qualname)
