@@ -21,6 +21,7 @@ class Fault:
         new: What it becomes.
         breaks: A program that a user could write, and that gives something else then.
         when: What holds, where the text is come to, if the fault makes a difference; "" where it always may.
+        needs: Texts of the programs, or of their ways, in which it is looked for beyond the first ones ("a|b & c").
     """
 
     name: str
@@ -29,10 +30,11 @@ class Fault:
     new: str
     breaks: str
     when: str
+    needs: str
 
 
-def _fault(name: str, file: str, old: str, new: str, breaks: str, *, when: str = "") -> Fault:
-    return Fault(name=name, file=file, old=old, new=new, breaks=breaks, when=when)
+def _fault(name: str, file: str, old: str, new: str, breaks: str, *, needs: str, when: str = "") -> Fault:
+    return Fault(name=name, file=file, old=old, new=new, breaks=breaks, when=when, needs=needs)
 
 
 _RECORD = [
@@ -43,6 +45,7 @@ _RECORD = [
         "key = (target, shape, tuple(metas), modes[:2], state)",
         "the same call first without autocast and then in it",
         when="modes[2]",
+        needs="autocast",
     ),
     _fault(
         "a buffer is read before the current batch",
@@ -51,6 +54,7 @@ _RECORD = [
         "placed.is_written and self.pending:",
         "norm.running_mean is read between a forward and its backward",
         when="placed is not None and placed.is_written and self.has_pending() and not self.pending",
+        needs="views = [b|.state_dict()|running_mean",
     ),
     _fault(
         "an earlier call sees an attribute that a later one sets",
@@ -59,6 +63,7 @@ _RECORD = [
         "if any(call.target is target for graph in self.pending for call in graph.calls):",
         "a module that begins to set an attribute in its second call of a batch",
         when="any(call.target is target for call in self.current.calls)",
+        needs="self.inner(self.inner(x))",
     ),
     _fault(
         "what waits sees a later write",
@@ -66,6 +71,7 @@ _RECORD = [
         "memory = plain.detach().clone() if memory is None else memory",
         "memory = plain.detach() if memory is None else memory",
         "a mask is used in a loss, and written in place before the loss is read",
+        needs="rates.mul_(0.5)|mean_of.mul_",
     ),
     _fault(
         "versions of a batch are not noted",
@@ -74,6 +80,7 @@ _RECORD = [
         "if self.outside.is_used:",
         "the batch's own memory is filled anew after the forward, before backward runs",
         when="len(used) < len(arguments) and not self.outside.is_used",
+        needs="x.zero_()",
     ),
     _fault(
         "what a checkpoint counts again is forgotten",
@@ -82,6 +89,7 @@ _RECORD = [
         "call.is_recounted = False",
         "a batch norm in a checkpoint",
         when="is_checkpointed and counts_again(self, call, tensors)",
+        needs="checkpoint(self.inner",
     ),
     _fault(
         "a write is missed by views",
@@ -90,6 +98,7 @@ _RECORD = [
         "return lazy._view is not None",
         "v = h[:, :2]; h.mul_(2); v is used",
         when="lazy._view is None and any(member() is not None for member in lazy._family or ())",
+        needs="row = out[:, 0]|out[:, 0] = ",
     ),
     _fault(
         "a write goes into the root itself",
@@ -97,6 +106,7 @@ _RECORD = [
         "                root = root.clone()\n",
         "                root = root.view_as(root)\n",
         "a view of an activation that autograd has saved, or others read, is written",
+        needs="row = out[:, 0]|out[:, 0] = |h[:, 0] = ",
     ),
     _fault(
         "a view of a buffer is old",
@@ -105,6 +115,7 @@ _RECORD = [
         "return False",
         "v = norm.running_mean[:2]; model(x); v is read",
         when="any(placed in leaf.placed for leaf in leaves)",
+        needs="views = [b",
     ),
     _fault(
         "gradients are cleared before the backward has run",
@@ -113,6 +124,7 @@ _RECORD = [
         "recorder.hooks.are_there or recorder.hooks.are_running:",
         "a batch is thrown away: backward, zero_grad, and the next batch",
         when="recorder.num_pending_backwards",
+        needs="call(model, x).square().mean().backward()",
     ),
     _fault(
         "a retained gradient is not added up",
@@ -121,6 +133,7 @@ _RECORD = [
         "lazy.grad = now[number].clone()",
         "h.retain_grad(), and two backwards through h",
         when="lazy.grad is not None",
+        needs="out.retain_grad()",
     ),
     _fault(
         "the result of a parameter's hook is dropped",
@@ -128,6 +141,7 @@ _RECORD = [
         "gradient = changed(hook, gradient, hook(gradient))",
         "changed(hook, gradient, hook(gradient))",
         "weight.register_hook(lambda gradient: gradient * 0.5)",
+        needs="register_hook(",
     ),
     _fault(
         "an input's gradient is read too early",
@@ -136,6 +150,7 @@ _RECORD = [
         "outside.is_used and recorder.num_pending_backwards > 1",
         "x.requires_grad_(); backward; x.grad is read",
         when="outside.is_used and recorder.num_pending_backwards == 1",
+        needs="x.requires_grad_()",
     ),
     _fault(
         "a buffer used outside its module is not fixed",
@@ -144,6 +159,7 @@ _RECORD = [
         "placed.tensor.detach() if is_fixed else placed.tensor",
         "x - norm.running_mean is recorded, and then norm is called, in one batch",
         when="is_fixed",
+        needs="self.norm.running_mean",
     ),
     _fault(
         "an old cast is not noticed",
@@ -152,6 +168,7 @@ _RECORD = [
         "for each in cast if not engine.has_gradient(each))",
         "autocast around several steps: torch goes on with the old cast of a weight",
         when="cast",
+        needs="bfloat16):\n        for step",
     ),
     _fault(
         "a part of a tensor that a module holds is written",
@@ -160,6 +177,7 @@ _RECORD = [
         "if is_known:",
         "model.a.scale, a plain tensor, is changed by scale[:2].mul_(2) between two batches",
         when="not is_known and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory",
+        needs="value[:1].mul_(0.9)",
     ),
     _fault(
         "the present is not put back",
@@ -168,6 +186,7 @@ _RECORD = [
         "",
         "a global that modules read is set anew before each batch, and read after the step",
         when="self.moments.present is not present",
+        needs='COUNTS.append|total += 1|SETTINGS["gain"] *',
     ),
     _fault(
         "ignored targets are counted",
@@ -176,6 +195,7 @@ _RECORD = [
         "is_counted = target == target",
         "cross_entropy with ignore_index under micro_batches=",
         when='bool((target == others["ignore_index"]).any())',
+        needs="ignore_index & micro_batches",
     ),
     _fault(
         "a held state dictionary is old",
@@ -184,6 +204,7 @@ _RECORD = [
         "        for copy, storage in written:",
         "kept = model.state_dict() before the loop is read after a step",
         when="any(copy.epoch != self.epoch for tensor in used for copy in self._of(tensor))",
+        needs="kept_state = |saved = copy",
     ),
     _fault(
         "an old norm of slices is kept",
@@ -192,6 +213,7 @@ _RECORD = [
         "if values is not None:",
         "tensor_parallel: norms of gradients are read, gradients scaled, and norms read again",
         when="values is not None and values != tuple(part._value for part in gradient._parts)",
+        needs="tensor_parallel & norm()",
     ),
     _fault(
         "a write into a whole gradient is not in its slices",
@@ -200,6 +222,7 @@ _RECORD = [
         "",
         "tensor_parallel: p.grad[0] = 0, or p.grad.clamp_(...) with a tensor",
         when="written",
+        needs="tensor_parallel & memory.get(name",
     ),
 ]
 
@@ -211,6 +234,7 @@ _CALL = [
         "                _put(place, name, ABSENT)\n",
         'CONFIG["scale"] = 2 between two batches of one step',
         when="self._state.changed()",
+        needs='COUNTS.append|SETTINGS["gain"] *',
     ),
     _fault(
         "calls write into one version of a buffer",
@@ -219,6 +243,7 @@ _CALL = [
         "items = [] if is_known else _held(leaf)",
         "x * self.scale with a buffer that each call writes, several batches a step",
         when="is_known and versioned(leaf)",
+        needs="self.scale.mul_(0.95)",
     ),
     _fault(
         "autocast around the reader leaks in",
@@ -227,6 +252,7 @@ _CALL = [
         "                stack.enter_context(torch.autocast(kind, enabled=False))\n",
         "",
         "a forward without autocast, of which a value is read in an autocast region",
+        needs='record("under autocast"|bfloat16):\n        for step',
     ),
     _fault(
         "remat draws again",
@@ -234,6 +260,7 @@ _CALL = [
         "                generator.set_state(state)\n            if scope is None",
         "                pass\n            if scope is None",
         "dropout under remat=",
+        needs="remat=True & nn.Dropout|randn_like|torch.rand(",
     ),
     _fault(
         "remat counts statistics twice",
@@ -242,6 +269,7 @@ _CALL = [
         "",
         "batch norm, or a counter in a buffer, under remat=",
         when="buffers.copies",
+        needs="remat=True & register_buffer|BatchNorm1d",
     ),
     _fault(
         "remat loses autocast",
@@ -250,6 +278,7 @@ _CALL = [
         "",
         "autocast around the forward only, under remat=",
         when="modes != current_modes()",
+        needs="remat=True & autocast",
     ),
     _fault(
         "remat does not check versions",
@@ -258,6 +287,7 @@ _CALL = [
         "if any(_version_of(tensor) < version for tensor, version in inputs):",
         "x + block(x) written as x.add_(block(x).detach()) under remat=: an error, or other gradients",
         when="any(_version_of(tensor) != version for tensor, version in inputs)",
+        needs="remat=True & h.add_(1.0)|detach_()|mul_(",
     ),
     _fault(
         "attributes of a run stay",
@@ -266,6 +296,7 @@ _CALL = [
         "    finally:\n        pass\n\n\n@contextlib.contextmanager\ndef watched",
         "a counter in an attribute, several batches a step: the first one runs after the last one is recorded",
         when="any(attributes_of(modules, keys).get(key) is not before.get(key) for key in keys)",
+        needs="self.seen += 1|self.last =",
     ),
     _fault(
         "a context variable is not seen",
@@ -273,6 +304,7 @@ _CALL = [
         'raise TraceError(f"it sets the context variable {variable.name}")',
         "continue",
         "a module that sets a ContextVar which another one, or the loop, reads",
+        needs="CALLS.set",
     ),
     _fault(
         "a list among globals grows twice",
@@ -281,6 +313,7 @@ _CALL = [
         "    inside = state.changed()\n",
         "SEEN.append(1) in a module's forward",
         when="inside",
+        needs="COUNTS.append",
     ),
     _fault(
         "freezing inside of a forward is not seen",
@@ -289,6 +322,7 @@ _CALL = [
         "if False:",
         "self.first.weight.requires_grad_(False) in a forward, from the third call on",
         when="any(tensor.requires_grad != flag for tensor, flag in self._flags)",
+        needs="if self.calls == 3",
     ),
     _fault(
         "settings are left out of a key",
@@ -297,6 +331,7 @@ _CALL = [
         "",
         "model.block.returns_both = True between two batches",
         when="self.settings",
+        needs="is_cut = not",
     ),
     _fault(
         "the result of a forward hook is lost",
@@ -305,6 +340,7 @@ _CALL = [
         "",
         "module.register_forward_hook(lambda module, args, result: result * 2)",
         when="changed is not None",
+        needs="result * 0.9",
     ),
 ]
 
@@ -316,6 +352,7 @@ _EXECUTE = [
         "",
         "a global that modules read is set anew before each batch of a step",
         when="call.moment._moments.present is not call.moment",
+        needs='SETTINGS["gain"] *',
     ),
     _fault(
         "a backward sees what is around it now",
@@ -324,6 +361,7 @@ _EXECUTE = [
         "",
         "a global that an autograd function's backward reads is set anew before each batch",
         when="part.backward.moment._moments.present is not part.backward.moment",
+        needs='SETTINGS["gain"] *',
     ),
     _fault(
         "casts of a region are not shared",
@@ -332,6 +370,7 @@ _EXECUTE = [
         "            with _NOTHING:\n",
         "a module called twice in one autocast region: gradients are added up in bfloat16",
         when="region",
+        needs="autocast",
     ),
     _fault(
         "what has come over a border is written",
@@ -339,6 +378,7 @@ _EXECUTE = [
         "            return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd",
         "            return tensor  # came over a border: not ours alone, and a leaf of autograd",
         "F.relu(x, inplace=True) at the beginning of a stage",
+        needs="relu_()|h.add_(1.0)|out.mul_(0.5)|detach_()",
     ),
     _fault(
         "hooks on what is saved are lost",
@@ -347,6 +387,7 @@ _EXECUTE = [
         "_NOTHING,",
         "saved_tensors_hooks that round what is saved, around a forward",
         when="call.saved_hooks is not None",
+        needs="saved_tensors_hooks",
     ),
     _fault(
         "a gradient that was set aside is lost",
@@ -355,6 +396,7 @@ _EXECUTE = [
         "    if not part.backward.retain_graph:",
         "a weight tied over stages, several batches a step",
         when="aside",
+        needs="self.embed.weight)|self.g.weight = ",
     ),
     _fault(
         "deferred gradients come late",
@@ -364,6 +406,7 @@ _EXECUTE = [
         "        for part in parts[: late[-1]] if late else []:\n            self._run_weights(part)\n\n    def _drop",
         'schedule="zero-bubble", a weight that cannot be deferred in some batches: another order of sums',
         when="late",
+        needs="zero-bubble",
     ),
     _fault(
         "a gradient that is not there is taken for one",
@@ -372,6 +415,7 @@ _EXECUTE = [
         "self.gradients[item] = tensor",
         "a tied weight that one of its modules uses only for some data",
         when="may_be_absent and is_absent(tensor)",
+        needs="class Branch|class Warmup|class Experts",
     ),
     _fault(
         "a parameter frozen meanwhile gets a gradient",
@@ -380,6 +424,7 @@ _EXECUTE = [
         "if gradient is None:",
         "a tied weight is frozen between forward and backward",
         when="gradient is not None and not tensor.requires_grad",
+        needs="frozen.requires_grad_(False)",
     ),
     _fault(
         "what was read ahead stays",
@@ -388,6 +433,7 @@ _EXECUTE = [
         "        with self._progressed:",
         "weights are read after each step",
         when="self.ahead._fetched",
+        needs="p.tolist()",
     ),
     _fault(
         "shown state is taken for a step's",
@@ -395,6 +441,7 @@ _EXECUTE = [
         "        steps.stepped.discard(optimizer)\n        show_to_all(engine, optimizer, number)",
         "        show_to_all(engine, optimizer, number)",
         "optimizer.state[p] is read, and then the optimizer steps again",
+        needs="optimizer.state.get",
     ),
     _fault(
         "noise for other ranks is not drawn",
@@ -403,6 +450,7 @@ _EXECUTE = [
         "if False:  # the rank",
         "an optimizer of the program's own that adds torch.randn_like(p)",
         when="entry.is_random",
+        needs="= Noisy(",
     ),
     _fault(
         "generators of the reader are not shared",
@@ -411,6 +459,7 @@ _EXECUTE = [
         "if False:",
         "the rank that reads a batch draws (a shuffle, an augmentation) before from_rank",
         when="any(other != digests[rank] for other in digests)",
+        needs="from_rank & generator = None",
     ),
     _fault(
         "a batch may be written after from_rank",
@@ -419,6 +468,7 @@ _EXECUTE = [
         "if known is not None and plain_versions([value.data]) == ():",
         "the reader fills the memory of its batch anew for the next one",
         when="known is not None and plain_versions([value.data]) != known[0]",
+        needs="from_rank & x.zero_()",
     ),
     _fault(
         "groups keep their own statistics",
@@ -426,6 +476,7 @@ _EXECUTE = [
         "                take_from_first(buffers, self.peers, self.wait)\n            else:",
         "            else:",
         "batch norm under data_parallel=, each group with data of its own",
+        needs="data_parallel & BatchNorm1d",
     ),
     _fault(
         "gradients are added and not averaged",
@@ -433,6 +484,7 @@ _EXECUTE = [
         "flat = bucket.fill(1 / self.num_groups, self._fresh)",
         "flat = bucket.fill(1.0, self._fresh)",
         "any program under data_parallel=",
+        needs="data_parallel",
     ),
     _fault(
         "weights that have come stay after a step",
@@ -440,6 +492,7 @@ _EXECUTE = [
         "            self._here.clear()\n            self._here_bytes = 0\n",
         "            self._here_bytes = 0\n",
         'shard="parameters", two steps',
+        needs="shard='parameters'",
     ),
     _fault(
         "copies of a wide stage stay after a step",
@@ -448,6 +501,7 @@ _EXECUTE = [
         "",
         "a wide stage, and weights that are loaded, or written, between two steps",
         when="self.executor.replicas.known",
+        needs="rank:0+rank:1",
     ),
 ]
 
@@ -459,6 +513,7 @@ _SCHEDULE_AND_PLACE = [
         "sorted(users, reverse=True)",
         "several batches a step, a schedule that lets a later task send first",
         when="sorted(users, key=place.__getitem__) != sorted(users)",
+        needs="for size in (2, 2, 2|for size in (4, 2, 3",
     ),
     _fault(
         "the measured step adds in another order",
@@ -467,6 +522,7 @@ _SCHEDULE_AND_PLACE = [
         "            pass\n",
         "several batches in the first step, a module that is called in all of them",
         when="any(not each.accumulates_into.keys().isdisjoint(part.accumulates_into) for each in self.deferred)",
+        needs="ranks",
     ),
     _fault(
         "the measured step hands over what the program holds",
@@ -475,6 +531,7 @@ _SCHEDULE_AND_PLACE = [
         "is_needed = value.num_readers > 0",
         "an activation of the first step is kept, and read after it",
         when="value.is_held",
+        needs="ranks",
     ),
     _fault(
         "gradients are left behind",
@@ -483,6 +540,7 @@ _SCHEDULE_AND_PLACE = [
         "",
         "p.grad is read after the first step, or never cleared",
         when="any(each.gradient is not None for each in coming)",
+        needs="p.grad.tolist()",
     ),
     _fault(
         "the optimizer's state is left behind",
@@ -491,6 +549,7 @@ _SCHEDULE_AND_PLACE = [
         "        if not self._goes(number, item, place, tensor) or item.is_owned:\n            return tensor\n",
         "Adam, and a plan after the first step that moves parameters",
         when="self._goes(number, item, place, tensor) and item.is_owned",
+        needs="torch.optim.Ada|momentum=",
     ),
     _fault(
         "parameters with hooks move",
@@ -499,6 +558,7 @@ _SCHEDULE_AND_PLACE = [
         "if False:",
         "weight.register_hook(hook) before the first step, and a plan that moves it",
         when="any(item.hooked_at is not None for item in engine.parameters.values())",
+        needs="register_hook(|accumulate_grad_hook(",
     ),
     _fault(
         "a hook inside a unit is lost in another plan",
@@ -507,6 +567,7 @@ _SCHEDULE_AND_PLACE = [
         "",
         "model.block.lin.register_forward_hook(hook) before distribute, or before the plan changes",
         when="any(part._forward_hooks for leaf in leaves for part in leaf.modules[1:])",
+        needs="result * 0.9",
     ),
     _fault(
         "what is written on a parameter is lost",
@@ -515,6 +576,7 @@ _SCHEDULE_AND_PLACE = [
         "",
         "p.decay = 0.1 on parameters, which the loop reads",
         when="vars(stub)",
+        needs="p.factor",
     ),
 ]
 

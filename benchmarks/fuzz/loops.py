@@ -170,6 +170,15 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     "formats loss": {"micro_end": ['record("text", f"{loss:.6f}")']},
     "branch": {"loss": ["if out.mean() > 0:", "    loss = loss * 1.5"]},
     "clip norm": {"before_step": ['record("norm", nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())']},
+    "divides gradients": {
+        "before_step": [
+            "unit = 1.0 + next(p.grad for p in model.parameters() if p.grad is not None).norm()",
+            "for p in model.parameters():",
+            "    if p.grad is not None:",
+            "        p.grad.div_(unit)",
+            'record("divided", [p.grad.norm().item() for p in model.parameters() if p.grad is not None])',
+        ]
+    },
     "clip value": {"before_step": ["nn.utils.clip_grad_value_(model.parameters(), 0.05)"]},
     "L2": {"loss": ["loss = loss + 1e-3 * sum(p.square().sum() for p in model.parameters())"]},
     "cut target": {
@@ -203,6 +212,13 @@ FEATURES: dict[str, dict[str, list[str]]] = {
             "last(model).register_forward_hook(keep)",
         ],
         "after_step": ['record("hook", float(means.get("head", 0.0)))'],
+    },
+    "changing hooks": {
+        "setup": [
+            "for m in model.modules():",
+            "    if isinstance(m, nn.Linear):",
+            "        m.register_forward_hook(lambda module, args, result: result * 0.9)",
+        ]
     },
     "parameter hook": {"setup": ["first(model).register_hook(lambda grad: grad * 0.5)"]},
     "accumulated hook": {

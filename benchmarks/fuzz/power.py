@@ -62,7 +62,7 @@ class Power:
                 process.start()
                 other.close()
             began, count = time.monotonic(), count + 1
-            connection.send((self.args.seed, number, wanted))
+            connection.send((self.args.seed, number, wanted, number < self.args.first))
             try:
                 answer = connection.recv() if connection.poll(TASK_S) else None
             except EOFError:
@@ -87,7 +87,8 @@ class Power:
             with self.args.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         bad = [kind for kind, _ in row["clean"] if kind in FINDINGS]
-        print(f"{row['number']:5d}  {seconds:6.1f} s  {bad or ''}  {sorted(row['found'])}", flush=True)
+        if row["clean"]:
+            print(f"{row['number']:5d}  {seconds:6.1f} s  {bad or ''}  {sorted(row['found'])}", flush=True)
 
     def show(self) -> None:
         """A line for each fault."""
@@ -124,6 +125,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("power.jsonl"), help="rows are added to it")
     parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument(
+        "--first", type=int, default=100, help="so many are run with all faults, later ones where needed"
+    )
     parser.add_argument("--most-s", type=float, default=0.0, help="seconds; 0: no limit")
     parser.add_argument("--seed", type=int, default=60)
     parser.add_argument("--workers", type=int, default=2)

@@ -26,6 +26,7 @@ import torch
 from benchmarks.fuzz import ranks
 from benchmarks.fuzz.compare import Outcome
 from benchmarks.fuzz.faults import FAULTS, Fault
+from benchmarks.fuzz.program import Drawn, Way, draw, in_words, source
 
 import farspan
 
@@ -134,21 +135,42 @@ class Switches:
             self._put(fault.file, self._own[fault.file])
 
 
-def try_faults(switches: Switches, seed: int, number: int, wanted: Sequence[Fault]) -> dict[str, Any]:
+def is_looked_for(fault: Fault, drawn: Drawn, way: Way) -> bool:
+    """Whether a program and its way have what a fault needs."""
+    text = f"{source(drawn)}\n{in_words(way)}"
+    return all(any(each in text for each in part.split("|")) for part in fault.needs.split(" & "))
+
+
+def try_faults(
+    switches: Switches, seed: int, number: int, wanted: Sequence[Fault], *, all_ways: bool
+) -> dict[str, Any]:
     """Runs a program without a fault, and with each of those that it comes to until one is found in it.
 
+    Args:
+        switches: Of this process.
+        seed: Of the programs.
+        number: Of the program.
+        wanted: The faults that have not been found.
+        all_ways: Whether they are looked for in each program, and not only where they find what they need.
+
     Returns:
-        `found`, outcomes by fault; `reached`, names; `clean`, outcomes without; `is_over`, whether this process is
-        good for more.
+        `found`, outcomes by fault; `reached`, names; `clean`, outcomes without; `is_over`, whether this process is good
+        for no more.
     """
-    drawn, plain = ranks.drawn_with_plain(seed, number)
     answer: dict[str, Any] = {"found": {}, "reached": [], "clean": [], "is_over": False}
+    drawn = draw(seed, number)
+    if not all_ways and not any(is_looked_for(each, drawn, way) for each in wanted for way in drawn["ways"]):
+        return answer
+    drawn, plain = ranks.drawn_with_plain(seed, number)
     name = f"program_{seed}_{number}"
 
     def run(way: Any) -> Outcome:
         return ranks.outcome(drawn, way, plain, name)
 
     for way in drawn["ways"]:
+        here = [each for each in wanted if all_ways or is_looked_for(each, drawn, way)]
+        if not here:
+            continue
         switches.reached.clear()
         clean = run(way)
         answer["clean"].append([clean.kind, clean.text[:200]])
@@ -158,9 +180,9 @@ def try_faults(switches: Switches, seed: int, number: int, wanted: Sequence[Faul
         is_apart = "data_parallel" in way["options"]
         reached = {*switches.reached}
         if is_apart:
-            reached = {each.name for each in wanted if each.file.startswith(OF_PROCESSES)}
+            reached = {each.name for each in here if each.file.startswith(OF_PROCESSES)}
         answer["reached"] = sorted({*answer["reached"], *reached})
-        for fault in [each for each in wanted if each.name in reached and each.name not in answer["found"]]:
+        for fault in [each for each in here if each.name in reached and each.name not in answer["found"]]:
             with switches.on(fault):
                 found = run({**way, "fault": fault.name} if is_apart else way)
             if found.kind not in FINDINGS:
@@ -176,7 +198,7 @@ def try_faults(switches: Switches, seed: int, number: int, wanted: Sequence[Faul
 
 
 def serve(connection: Connection, folder: str) -> None:
-    """Answers (seed, number, names of faults) until nobody asks."""
+    """Answers (seed, number, names of faults, whether in all ways) until nobody asks."""
     log = os.open(os.path.join(folder, f"worker_{os.getpid()}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 2)
     tempfile.tempdir = folder
@@ -188,8 +210,9 @@ def serve(connection: Connection, folder: str) -> None:
     switches = Switches(FAULTS)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            seed, number, names = connection.recv()
-            connection.send(try_faults(switches, seed, number, [each for each in FAULTS if each.name in names]))
+            seed, number, names, all_ways = connection.recv()
+            wanted = [each for each in FAULTS if each.name in names]
+            connection.send(try_faults(switches, seed, number, wanted, all_ways=all_ways))
 
 
 if __name__ == "__main__":
