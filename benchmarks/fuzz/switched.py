@@ -168,7 +168,10 @@ def try_faults(
         return ranks.outcome(drawn, way, plain, name)
 
     for way in drawn["ways"]:
-        here = [each for each in wanted if all_ways or is_looked_for(each, drawn, way)]
+        is_apart = "data_parallel" in way["options"]
+        here = [each for each in wanted if (all_ways and not is_apart) or is_looked_for(each, drawn, way)]
+        if is_apart:
+            here = [each for each in here if each.file.startswith(OF_PROCESSES)]
         if not here:
             continue
         switches.reached.clear()
@@ -177,10 +180,7 @@ def try_faults(
         if clean.kind in FINDINGS:
             answer["is_over"] |= clean.kind == "hang"
             continue
-        is_apart = "data_parallel" in way["options"]
-        reached = {*switches.reached}
-        if is_apart:
-            reached = {each.name for each in here if each.file.startswith(OF_PROCESSES)}
+        reached = {each.name for each in here} if is_apart else {*switches.reached}
         answer["reached"] = sorted({*answer["reached"], *reached})
         for fault in [each for each in here if each.name in reached and each.name not in answer["found"]]:
             with switches.on(fault):
