@@ -347,7 +347,7 @@ GOES_WITH = {
 def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
     """A loop for a model."""
     names = sorted(FEATURES)
-    optimizer = rng.choice(sorted(OPTIMIZERS))
+    optimizer = "Noisy" if rng.random() < 0.03 else rng.choice(sorted({*OPTIMIZERS} - {"Noisy"}))
     features = rng.sample(names, rng.choice((0, 1, 1, 2, 2, 3, 4)))
     if rng.random() < 0.08:
         features = [*features, *({"early backward"} - {*features})]
@@ -400,7 +400,7 @@ def train_text(model: dict[str, Any], loop: dict[str, Any]) -> str:
     steps = [f"for step in range({loop['steps']}):", *_indented(body)]
     if loop["region"]:
         steps = ['with torch.autocast("cpu", torch.bfloat16):', *_indented(steps)]
-    lines += [*steps, *_at("end", loop)]
+    lines += [*steps, *_at("end", loop), 'record("around", [CALLS.get(), len(COUNTS), SETTINGS["gain"]])']
     return "\n".join(["def train(model, record):", *_indented(lines)])
 
 

@@ -91,13 +91,10 @@ def run_plainly(make: Callable[[], types.ModuleType], *, dtype: torch.dtype = to
 
 
 def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:
-    """What the program shows on each rank.
-
-    Groups are divided where processes find each other, so those of `data_parallel` are processes.
-    """
+    """What the program shows on each rank."""
     from tests.support.ranks import run_threads
 
-    if "data_parallel" in way["options"]:
+    if is_of_processes(way):
         return _run_as_processes(make, way)
 
     modules = [make() for _ in range(way["ranks"])]
@@ -122,6 +119,11 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
     finally:
         shutil.rmtree(cache, ignore_errors=True)
         _forget()
+
+
+def is_of_processes(way: Way) -> bool:
+    """Whether ranks are processes: groups are divided there, and threads share what optimizers draw from."""
+    return "data_parallel" in way["options"] or way.get("processes", False)
 
 
 def _run_as_processes(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:

@@ -168,10 +168,10 @@ def try_faults(
         return ranks.outcome(drawn, way, plain, name)
 
     for way in drawn["ways"]:
-        is_apart = "data_parallel" in way["options"]
+        is_apart = ranks.is_of_processes(way)
         here = [each for each in wanted if (all_ways and not is_apart) or is_looked_for(each, drawn, way)]
         if is_apart:
-            here = [each for each in here if each.file.startswith(OF_PROCESSES)]
+            here = [each for each in here if each.file.startswith(OF_PROCESSES) or "Noisy" in each.needs]
         if not here:
             continue
         switches.reached.clear()
