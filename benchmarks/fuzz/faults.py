@@ -54,7 +54,7 @@ _RECORD = [
         "placed.is_written and self.pending:",
         "norm.running_mean is read between a forward and its backward",
         when="placed is not None and placed.is_written and self.has_pending() and not self.pending",
-        needs="views = [b|.state_dict()|running_mean",
+        needs='record("buffers"|views = [b',
     ),
     _fault(
         "an earlier call sees an attribute that a later one sets",
@@ -98,7 +98,7 @@ _RECORD = [
         "return lazy._view is not None",
         "v = h[:, :2]; h.mul_(2); v is used",
         when="lazy._view is None and any(member() is not None for member in lazy._family or ())",
-        needs="row = out[:, 0]|out[:, 0] = ",
+        needs='record("row"|row = out[:, 0]',
     ),
     _fault(
         "a write goes into the root itself",
@@ -159,7 +159,7 @@ _RECORD = [
         "placed.tensor.detach() if is_fixed else placed.tensor",
         "x - norm.running_mean is recorded, and then norm is called, in one batch",
         when="is_fixed",
-        needs="self.norm.running_mean",
+        needs="old_buffers|self.norm.running_mean",
     ),
     _fault(
         "an old cast is not noticed",
@@ -340,7 +340,7 @@ _CALL = [
         "",
         "module.register_forward_hook(lambda module, args, result: result * 2)",
         when="changed is not None",
-        needs="result * 0.9",
+        needs="return result * 0.9",
     ),
 ]
 
@@ -415,7 +415,7 @@ _EXECUTE = [
         "self.gradients[item] = tensor",
         "a tied weight that one of its modules uses only for some data",
         when="may_be_absent and is_absent(tensor)",
-        needs="class Branch|class Warmup|class Experts",
+        needs=".f.weight = self.block & class Branch|class Warmup|class Experts",
     ),
     _fault(
         "a parameter frozen meanwhile gets a gradient",
@@ -424,7 +424,7 @@ _EXECUTE = [
         "if gradient is None:",
         "a tied weight is frozen between forward and backward",
         when="gradient is not None and not tensor.requires_grad",
-        needs="frozen.requires_grad_(False)",
+        needs="frozen.requires_grad_(False) & .f.weight = self.block|self.embed.weight)",
     ),
     _fault(
         "what was read ahead stays",
@@ -567,7 +567,7 @@ _SCHEDULE_AND_PLACE = [
         "",
         "model.block.lin.register_forward_hook(hook) before distribute, or before the plan changes",
         when="any(part._forward_hooks for leaf in leaves for part in leaf.modules[1:])",
-        needs="result * 0.9",
+        needs="return result * 0.9",
     ),
     _fault(
         "what is written on a parameter is lost",

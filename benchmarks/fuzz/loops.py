@@ -94,8 +94,17 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     },
     "views of buffers": {
         "setup": ["views = [b[:1] for b in model.buffers() if b.dim()]"],
+        "micro_start": ["old_buffers = [b.clone() for b in model.buffers()]"],
         "micro_end": ["seen_views = sum(view.sum() for view in views)"],
-        "before_step": ['record("views", float(seen_views))'],
+        "before_step": [
+            'record("views", float(seen_views))',
+            'record("old buffers", [b.sum().item() for b in old_buffers])',
+        ],
+    },
+    "reads buffers": {"loss": ['record("buffers", [b.sum().item() for b in model.buffers()])']},
+    "output read and written": {
+        "output": ["row = out[:, 0]", 'record("row", row.sum().item())', "out = out.mul_(0.5)"],
+        "loss": ["loss = loss + 0.1 * row.square().mean()"],
     },
     "marks": {
         "setup": ["for number, p in enumerate(model.parameters()):", "    p.factor = 1.0 - 0.01 * number"],
@@ -215,10 +224,15 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     },
     "changing hooks": {
         "setup": [
+            "given = []",
+            "def change(module, args, result):",
+            "    given.append(result.detach().mean())",
+            "    return result * 0.9",
             "for m in model.modules():",
             "    if isinstance(m, nn.Linear):",
-            "        m.register_forward_hook(lambda module, args, result: result * 0.9)",
-        ]
+            "        m.register_forward_hook(change)",
+        ],
+        "after_step": ['record("given", [float(item) for item in given])'],
     },
     "parameter hook": {"setup": ["first(model).register_hook(lambda grad: grad * 0.5)"]},
     "accumulated hook": {

@@ -14,8 +14,8 @@ Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
 MOST_TRIES = 110
 _PLAIN_MODEL = {
-    "reuse": [], "skip": False, "time": 3, "holder": "list", "cells": [], "state": "tuple", "cells at": "join",
-    "input": "floats", "head": "linear", "head at": "last", "result": "tensor",
+    "reuse": [], "skip": False, "ties": False, "time": 3, "holder": "list", "cells": [], "state": "tuple",
+    "cells at": "join", "input": "floats", "head": "linear", "head at": "last", "result": "tensor",
 }  # fmt: skip
 _PLAIN_LOOP = {
     "optimizer": "SGD", "split": False, "backward": "plain", "loss": "mse", "carry": "detach", "fresh": True,
