@@ -372,6 +372,7 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
     micro_batches = rng.choice(([4], [2, 2], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
     if model["cells"]:
         micro_batches = [micro_batches[0]] * len(micro_batches)
+    is_used_once = not (model["reuse"] or model["ties"])  # a weight's casts are added up: docs/limits.md
     return {
         "steps": rng.choice((2, 2, 3)),
         "micro_batches": micro_batches,
@@ -381,12 +382,12 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
         "loss": rng.choice(("mse", "cross entropy", "some targets")),
         "carry": rng.choice(sorted(CARRIES)),
         "fresh": rng.random() < 0.5,
-        "autocast": rng.random() < 0.06 and not model["reuse"],  # a weight's casts are added up: docs/limits.md
+        "autocast": rng.random() < 0.06 and is_used_once,
         "mean": rng.random() < 0.6,
         "keeps": rng.random() < 0.5,
         "packs": rng.random() < 0.05,
         "drawn": rng.random() < 0.15 and optimizer != "LBFGS",
-        "region": rng.random() < 0.03 and not model["reuse"],
+        "region": rng.random() < 0.01 and is_used_once,
         "features": sorted(features),
     }
 

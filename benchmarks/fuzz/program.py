@@ -17,7 +17,7 @@ Drawn = dict[str, Any]
 """{"model": .., "loop": .., "ways": [..]}, all of it data that JSON can hold."""
 
 Way = dict[str, Any]
-"""{"ranks": 2, "options": {..}, "from_rank": False, "deferred": False, "processes": False}"""
+"""{"ranks": 2, "options": {..}, "from_rank": False, "deferred": False}"""
 
 _HEAD = """\
 import collections
@@ -112,8 +112,9 @@ def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -
     for way in (ways := [default, _draw_other(rng, model, exact=draws or loop["optimizer"] in ("LBFGS", "Noisy"))]):
         if "data_parallel" not in way["options"]:
             way["ranks"] = min(way["ranks"], len(names_of(model)))
-        if loop["optimizer"] == "Noisy":  # its steps draw: threads share torch's generator
-            way |= {"processes": True, "from_rank": False, "deferred": False}
+        if loop["optimizer"] == "Noisy":  # runs in processes
+            way.pop("from_rank", None)
+            way.pop("deferred", None)
     return ways
 
 

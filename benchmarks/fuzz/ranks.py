@@ -94,7 +94,7 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
     """What the program shows on each rank."""
     from tests.support.ranks import run_threads
 
-    if is_of_processes(way):
+    if way.get("processes"):
         return _run_as_processes(make, way)
 
     modules = [make() for _ in range(way["ranks"])]
@@ -121,9 +121,9 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
         _forget()
 
 
-def is_of_processes(way: Way) -> bool:
+def is_of_processes(drawn: Drawn, way: Way) -> bool:
     """Whether ranks are processes: groups are divided there, and threads share what optimizers draw from."""
-    return "data_parallel" in way["options"] or way.get("processes", False)
+    return "data_parallel" in way["options"] or drawn["loop"]["optimizer"] == "Noisy"
 
 
 def _run_as_processes(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:
@@ -191,7 +191,7 @@ def outcome(drawn: Drawn, way: Way, plain: Observed, name: str) -> Outcome:
     except Exception:
         exact = plain  # a plain tensor of float32, say: the floor of rounding counts
     try:
-        ranks = run_on_ranks(make, way)
+        ranks = run_on_ranks(make, {**way, "processes": is_of_processes(drawn, way)})
     except BaseException as error:
         return outcome_of(error)
     return compare(plain, ranks, exact)

@@ -168,7 +168,7 @@ def try_faults(
         return ranks.outcome(drawn, way, plain, name)
 
     for way in drawn["ways"]:
-        is_apart = ranks.is_of_processes(way)
+        is_apart = ranks.is_of_processes(drawn, way)
         here = [each for each in wanted if (all_ways and not is_apart) or is_looked_for(each, drawn, way)]
         if is_apart:
             here = [each for each in here if each.file.startswith(OF_PROCESSES) or "Noisy" in each.needs]
