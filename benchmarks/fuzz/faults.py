@@ -260,7 +260,7 @@ _CALL = [
         "                generator.set_state(state)\n            if scope is None",
         "                pass\n            if scope is None",
         "dropout under remat=",
-        needs="remat=True & nn.Dropout|randn_like|torch.rand(",
+        needs="remat= & nn.Dropout|randn_like|torch.rand(",
     ),
     _fault(
         "remat counts statistics twice",
@@ -269,7 +269,7 @@ _CALL = [
         "",
         "batch norm, or a counter in a buffer, under remat=",
         when="buffers.copies",
-        needs="remat=True & register_buffer|BatchNorm1d",
+        needs="remat= & register_buffer|BatchNorm1d",
     ),
     _fault(
         "remat loses autocast",
@@ -278,7 +278,7 @@ _CALL = [
         "",
         "autocast around the forward only, under remat=",
         when="modes != current_modes()",
-        needs="remat=True & autocast",
+        needs="remat= & autocast",
     ),
     _fault(
         "remat does not check versions",
@@ -287,7 +287,7 @@ _CALL = [
         "if any(_version_of(tensor) < version for tensor, version in inputs):",
         "x + block(x) written as x.add_(block(x).detach()) under remat=: an error, or other gradients",
         when="any(_version_of(tensor) != version for tensor, version in inputs)",
-        needs="remat=True & h.add_(1.0)|detach_()|mul_(",
+        needs="remat= & h.add_(1.0)|detach_()|mul_(",
     ),
     _fault(
         "attributes of a run stay",

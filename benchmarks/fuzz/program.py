@@ -140,7 +140,8 @@ def _draw_other(rng: random.Random, model: dict[str, Any], *, exact: bool) -> Wa
         case "schedule":
             options |= {"schedule": rng.choice(("auto", "zero-bubble", "1f1b", "gpipe")), "measure": False}
         case "remat":
-            options["remat"] = True
+            names = [name for name in names_of(model) if "block" in name]
+            options["remat"] = rng.choice((True, rng.sample(names, (len(names) + 1) // 2), names))
         case "data":
             way["ranks"] = rng.choice((2, 4))
             options["data_parallel"] = 2
