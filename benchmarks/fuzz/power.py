@@ -44,7 +44,7 @@ class Power:
         only = {fault.name for fault in FAULTS if args.only is None or fault.name in args.only}
         self.wanted = sorted(only - {name for row in self.rows for name in row["found"]})
         done = {row["number"] for row in self.rows}
-        self.numbers = iter([number for number in range(args.programs) if number not in done])
+        self.numbers = iter([number for number in range(args.begin, args.programs) if number not in done])
 
     def work(self, folder: str) -> None:
         """Runs programs in a process, and in its successors."""
@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument(
         "--first", type=int, default=100, help="so many are run with all faults, later ones where needed"
     )
+    parser.add_argument("--begin", type=int, default=0, help="the number of the first program")
     parser.add_argument("--most-s", type=float, default=0.0, help="seconds; 0: no limit")
     parser.add_argument("--seed", type=int, default=60)
     parser.add_argument("--workers", type=int, default=2)
