@@ -63,7 +63,7 @@ _RECORD = [
         "if any(call.target is target for graph in self.pending for call in graph.calls):",
         "a module that begins to set an attribute in its second call of a batch",
         when="any(call.target is target for call in self.current.calls)",
-        needs="self.inner(self.inner(x))",
+        needs="class Noted",
     ),
     _fault(
         "what waits sees a later write",
@@ -71,7 +71,7 @@ _RECORD = [
         "memory = plain.detach().clone() if memory is None else memory",
         "memory = plain.detach() if memory is None else memory",
         "a mask is used in a loss, and written in place before the loss is read",
-        needs="rates.mul_(0.5)|mean_of.mul_",
+        needs="rates.add_(level)",
     ),
     _fault(
         "versions of a batch are not noted",
@@ -433,7 +433,7 @@ _EXECUTE = [
         "        with self._progressed:",
         "weights are read after each step",
         when="self.ahead._fetched",
-        needs="p.tolist()",
+        needs="[step % 2 :: 2]",
     ),
     _fault(
         "shown state is taken for a step's",

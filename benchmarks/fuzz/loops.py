@@ -61,9 +61,10 @@ FEATURES: dict[str, dict[str, list[str]]] = {
         "loss": ["loss = loss + 0.1 * row.square().mean()"],
     },
     "rates of loss": {
-        "setup": ["rates = torch.ones(V)"],
+        "setup": ["rates, level = torch.ones(V), None"],
         "loss": ["loss = loss + 0.1 * (out * rates).mean()"],
-        "micro_end": ["rates.mul_(0.5)"],
+        "micro_end": ["if level is not None:", "    rates.add_(level)"],
+        "after_step": ["level = 0.1 * loss.detach()"],
     },
     "batch written": {"micro_end": ["x.zero_()", "y.zero_()"]},
     "thrown away": {
@@ -354,7 +355,7 @@ ADDS_CALLS = ("copies", "EMA copy")
 GOES_WITH = {
     "Configured": "sets a global",
     "Switched": "switches",
-    "PlainMean": "writes attributes",
+    "PlainScale": "writes attributes",
     "BatchNorm": "views of buffers",
 }
 """Features that are drawn more often where a block has a use for them."""

@@ -100,7 +100,7 @@ def classes_text(model: dict[str, Any]) -> str:
     """The classes of the blocks."""
     used = kinds_of(model)
     texts = [text for name, (text, _) in kinds().items() if name in used]
-    for name, other in (("OwnFunction", "Doubled"), ("Configured", "Gain"), ("Logged", "Logs")):
+    for name, other in (("OwnFunction", "Doubled"), ("Configured", "Gain"), ("Logged", "Logs"), ("Noted", "Notes")):
         if name in used and other not in used:
             texts.insert(0, kinds()[other][0])
     return "\n\n\n".join(texts)

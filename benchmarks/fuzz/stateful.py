@@ -35,6 +35,40 @@ class PlainCount(nn.Module):
         return torch.tanh(self.f(x)) / self.calls[0]
 
 
+class PlainScale(nn.Module):
+    """Reads a plain tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.scale = nn.Linear(W, W), torch.ones(W)
+
+    def forward(self, x):
+        return torch.tanh(self.f(x)) * self.scale
+
+
+class Noted(nn.Module):
+    """Its part is called twice, and keeps something in the second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Notes()
+
+    def forward(self, x):
+        return self.part(self.part(x), note=True)
+
+
+class Notes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.mean = nn.Linear(W, W), 0.0
+
+    def forward(self, x, note=False):
+        h = torch.tanh(self.f(x)) - self.mean
+        if note:
+            self.mean = h.detach().mean()
+        return h
+
+
 class PlainMean(nn.Module):
     """A running mean in a plain tensor, written anew."""
 
