@@ -54,7 +54,7 @@ _RECORD = [
         "placed.is_written and self.pending:",
         "norm.running_mean is read between a forward and its backward",
         when="placed is not None and placed.is_written and self.has_pending() and not self.pending",
-        needs='record("buffers"|views = [b',
+        needs='record("buffers"',
     ),
     _fault(
         "an earlier call sees an attribute that a later one sets",
