@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.fuzz.models import is_called_twice, state_size
+from benchmarks.fuzz.models import is_called_twice, kinds_of, state_size
 
 OPTIMIZERS = {
     "SGD": "torch.optim.SGD({}, lr=0.1)",
@@ -30,6 +30,7 @@ OPTIMIZERS = {
     "Adam": "torch.optim.Adam({}, lr=0.01)",
     "AdamW": "torch.optim.AdamW({}, lr=0.01)",
     "Adagrad": "torch.optim.Adagrad({}, lr=0.05)",
+    "Noisy": "Noisy({}, lr=0.1)",
     "LBFGS": "torch.optim.LBFGS({}, lr=0.1, max_iter=2)",
 }
 BACKWARDS = {
@@ -55,6 +56,80 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     "early cut": {"output": ["seen = out.detach().abs().mean()"], "before_step": ['record("early", seen.item())']},
     "output in place": {"output": ["out = out.mul_(0.5)"]},
     "output written": {"output": ["out = out.clone()", "out[:, 0] = out[:, -1].detach()"]},
+    "output and its view": {
+        "output": ["row = out[:, 0]", "out = out.mul_(0.5)"],
+        "loss": ["loss = loss + 0.1 * row.square().mean()"],
+    },
+    "rates of loss": {
+        "setup": ["rates, level = torch.ones(V), None"],
+        "loss": ["loss = loss + 0.1 * (out * rates).mean()"],
+        "micro_end": ["if level is not None:", "    rates.add_(level)"],
+        "after_step": ["level = 0.1 * loss.detach()"],
+    },
+    "batch written": {"micro_end": ["x.zero_()", "y.zero_()"]},
+    "thrown away": {
+        "step_start": [
+            "x, y = batch(2, generator)",
+            "call(model, x).square().mean().backward()",
+            "optimizer.zero_grad()",
+        ]
+    },
+    "frozen between": {
+        "loss": ["frozen = first(model)", "frozen.requires_grad_(False)"],
+        "micro_end": ["frozen.requires_grad_(True)"],
+    },
+    "sets a global": {
+        "micro_start": ['SETTINGS["gain"] *= 0.9'],
+        "after_step": ['record("gain", SETTINGS["gain"])'],
+    },
+    "switches": {
+        "micro_start": ["for m in model.modules():", "    if hasattr(m, 'is_cut'):", "        m.is_cut = not m.is_cut"]
+    },
+    "writes attributes": {
+        "micro_start": [
+            "for m in model.modules():",
+            "    for value in vars(m).values():",
+            "        if isinstance(value, torch.Tensor) and value.dim() and not value.requires_grad:",
+            "            value[:1].mul_(0.9)",
+        ]
+    },
+    "views of buffers": {
+        "setup": ["views = [b[:1] for b in model.buffers() if b.dim()]"],
+        "micro_start": ["old_buffers = [b.clone() for b in model.buffers()]"],
+        "micro_end": ["seen_views = sum(view.sum() for view in views)"],
+        "before_step": [
+            'record("views", float(seen_views))',
+            'record("old buffers", [b.sum().item() for b in old_buffers])',
+        ],
+    },
+    "reads buffers": {"loss": ['record("buffers", [b.sum().item() for b in model.buffers()])']},
+    "output read and written": {
+        "output": ["row = out[:, 0]", 'record("row", row.sum().item())', "out = out.mul_(0.5)"],
+        "loss": ["loss = loss + 0.1 * row.square().mean()"],
+    },
+    "marks": {
+        "setup": ["for number, p in enumerate(model.parameters()):", "    p.factor = 1.0 - 0.01 * number"],
+        "after_step": ["with torch.no_grad():", "    for p in model.parameters():", "        p.mul_(p.factor)"],
+    },
+    "old state dictionary": {
+        "setup": ["kept_state = model.state_dict()"],
+        "after_step": ['record("kept state", [value.sum().item() for value in kept_state.values()])'],
+    },
+    "reads some weights": {
+        "after_step": ['record("some", [p.tolist() for p in list(model.parameters())[step % 2 :: 2]])']
+    },
+    "reads old gradients": {
+        "after_step": ['record("old", [p.grad.tolist() for p in model.parameters() if p.grad is not None])']
+    },
+    "reads moments": {
+        "after_step": [
+            "kept_moments = [v for p in model.parameters() for v in optimizer.state.get(p, {}).values()]",
+            'record("moments", [v.sum().item() for v in kept_moments if torch.is_tensor(v)])',
+        ]
+    },
+    "reads under autocast": {
+        "micro_end": ['with torch.autocast("cpu", torch.bfloat16):', '    record("under autocast", loss.item())']
+    },
     "output chunks": {"output": ["out = torch.cat([part * 0.5 for part in out.chunk(2)])"]},
     "chosen rows": {"loss": ["loss = loss + 0.1 * out[y == 0].sum()"]},
     "mask of output": {"loss": ["loss = loss + out[out > 0].mean()"]},
@@ -107,6 +182,15 @@ FEATURES: dict[str, dict[str, list[str]]] = {
     "formats loss": {"micro_end": ['record("text", f"{loss:.6f}")']},
     "branch": {"loss": ["if out.mean() > 0:", "    loss = loss * 1.5"]},
     "clip norm": {"before_step": ['record("norm", nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())']},
+    "divides gradients": {
+        "before_step": [
+            "unit = 1.0 + next(p.grad for p in model.parameters() if p.grad is not None).norm()",
+            "for p in model.parameters():",
+            "    if p.grad is not None:",
+            "        p.grad.div_(unit)",
+            'record("divided", [p.grad.norm().item() for p in model.parameters() if p.grad is not None])',
+        ]
+    },
     "clip value": {"before_step": ["nn.utils.clip_grad_value_(model.parameters(), 0.05)"]},
     "L2": {"loss": ["loss = loss + 1e-3 * sum(p.square().sum() for p in model.parameters())"]},
     "cut target": {
@@ -140,6 +224,18 @@ FEATURES: dict[str, dict[str, list[str]]] = {
             "last(model).register_forward_hook(keep)",
         ],
         "after_step": ['record("hook", float(means.get("head", 0.0)))'],
+    },
+    "changing hooks": {
+        "setup": [
+            "given = []",
+            "def change(module, args, result):",
+            "    given.append(result.detach().mean())",
+            "    return result * 0.9",
+            "for m in model.modules():",
+            "    if isinstance(m, nn.Linear):",
+            "        m.register_forward_hook(change)",
+        ],
+        "after_step": ['record("given", [float(item) for item in given])'],
     },
     "parameter hook": {"setup": ["first(model).register_hook(lambda grad: grad * 0.5)"]},
     "accumulated hook": {
@@ -295,36 +391,56 @@ FEATURES: dict[str, dict[str, list[str]]] = {
         ]
     },
 }
-NOT_WITH_CLOSURE = ("learned scale", "step twice", "schedules", "reads state of optimizer", "larger embedding")
+NOT_WITH_CLOSURE = (
+    "learned scale",
+    "step twice",
+    "schedules",
+    "reads state of optimizer",
+    "larger embedding",
+    "reads moments",
+)
 ADDS_CALLS = ("copies", "EMA copy")
+GOES_WITH = {
+    "Configured": "sets a global",
+    "Switched": "switches",
+    "PlainScale": "writes attributes",
+    "BatchNorm": "views of buffers",
+}
+"""Features that are drawn more often where a block has a use for them."""
 
 
 def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
     """A loop for a model."""
     names = sorted(FEATURES)
-    optimizer = rng.choice(sorted(OPTIMIZERS))
+    optimizer = "Noisy" if rng.random() < 0.03 else rng.choice(sorted({*OPTIMIZERS} - {"Noisy"}))
     if optimizer == "LBFGS" and rng.random() < 0.5:
         optimizer = "SGD"  # it calls its closure several times a step
     features = rng.sample(names, rng.choice((0, 1, 1, 2, 2, 3, 4)))
     if rng.random() < 0.08:
         features = [*features, *({"early backward"} - {*features})]
+    belonging = {GOES_WITH[kind] for kind in sorted(kinds_of(model) & {*GOES_WITH}) if rng.random() < 0.4}
+    features = [*features, *sorted(belonging - {*features})]
     if optimizer == "LBFGS":
         features = [name for name in features if name not in NOT_WITH_CLOSURE]
     micro_batches = rng.choice(([4], [2, 2], [3, 3], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
     if model["cells"]:
         micro_batches = [micro_batches[0]] * len(micro_batches)
+    is_used_once = not is_called_twice(model)  # a weight's casts are added up: docs/limits.md
     return {
         "steps": rng.choice((2, 2, 3)),
         "micro_batches": micro_batches,
         "optimizer": optimizer,
         "split": rng.random() < 0.15 and optimizer != "LBFGS" and not {"learned scale"} & set(features),
         "backward": rng.choice((*sorted(BACKWARDS), "plain", "plain", "plain", "plain")),
-        "loss": rng.choice(("mse", "cross entropy")),
+        "loss": rng.choice(("mse", "cross entropy", "some targets")),
         "carry": rng.choice(sorted(CARRIES)),
         "fresh": rng.random() < 0.5,
-        "autocast": rng.random() < 0.06 and not is_called_twice(model),  # a weight's casts are added up: docs/limits.md
+        "autocast": rng.random() < 0.06 and is_used_once,
         "mean": rng.random() < 0.6,
         "keeps": rng.random() < 0.5,
+        "packs": rng.random() < 0.05,
+        "drawn": rng.random() < 0.15 and optimizer != "LBFGS",
+        "region": rng.random() < 0.01 and is_used_once,
         "features": sorted(features),
     }
 
@@ -332,7 +448,8 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
 def train_text(model: dict[str, Any], loop: dict[str, Any]) -> str:
     """The function that trains."""
     closure = loop["optimizer"] == "LBFGS"
-    lines = ["generator = torch.Generator().manual_seed(7)", *_optimizer_lines(loop), *_at("setup", loop)]
+    made = "None" if loop["drawn"] else "torch.Generator().manual_seed(7)"
+    lines = [f"generator = {made}", *_optimizer_lines(loop), *_at("setup", loop)]
     if model["cells"]:
         lines.append("state = None")
     body = []
@@ -348,7 +465,10 @@ def train_text(model: dict[str, Any], loop: dict[str, Any]) -> str:
     keeps = loop["keeps"] and not closure
     read = 'record("losses", [loss.item() for loss in losses])' if keeps else 'record("loss", loss.item())'
     body += [*_at("after_step", loop), read]
-    lines += [f"for step in range({loop['steps']}):", *_indented(body), *_at("end", loop)]
+    steps = [f"for step in range({loop['steps']}):", *_indented(body)]
+    if loop["region"]:
+        steps = ['with torch.autocast("cpu", torch.bfloat16):', *_indented(steps)]
+    lines += [*steps, *_at("end", loop), 'record("around", [CALLS.get(), len(COUNTS), SETTINGS["gain"]])']
     return "\n".join(["def train(model, record):", *_indented(lines)])
 
 
@@ -402,11 +522,14 @@ def _forward_lines(model: dict[str, Any], loop: dict[str, Any]) -> list[str]:
     }[model["result"]]
     lines += _at("output", loop)
     flat = "out.flatten(0, 1)"
-    lines.append(
-        "loss = F.mse_loss(out, F.one_hot(y, V).to(out.dtype))"
-        if loop["loss"] == "mse"
-        else f"loss = F.cross_entropy({flat}, y.flatten())"
-    )
+    lines += {
+        "mse": ["loss = F.mse_loss(out, F.one_hot(y, V).to(out.dtype))"],
+        "cross entropy": [f"loss = F.cross_entropy({flat}, y.flatten())"],
+        "some targets": [f"loss = F.cross_entropy({flat}, y.flatten(), ignore_index=0)"],
+    }[loop["loss"]]
+    if loop["packs"]:
+        hooks = "torch.autograd.graph.saved_tensors_hooks(rounded, lambda item: item)"
+        lines = [f"with {hooks}:", *_indented(lines)]
     if loop["autocast"]:
         return ['with torch.autocast("cpu", torch.bfloat16):', *_indented(lines)]
     return lines
@@ -434,8 +557,11 @@ def helpers_text(model: dict[str, Any]) -> str:
         x = "torch.randn(size, T, W, generator=generator).to(DTYPE)"
     lines = [
         "def batch(size, generator):",
-        f"    x = {x}",
-        "    return GIVEN((x, torch.randint(V, (size, T), generator=generator)))",
+        "    def read():",
+        f"        x = {x}",
+        "        return x, torch.randint(V, (size, T), generator=generator)",
+        "",
+        "    return GIVEN(read)",
         "",
         "",
         "def first(model):",

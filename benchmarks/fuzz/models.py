@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ RARE = (
 )
 DRAWING = ("Dropped", "Noise", "OwnGenerator")
 """Kinds that draw random numbers."""
-CALLED = (("OwnFunction", "Doubled"), ("Logged", "Logs"), ("Solver", "Adjoint"), ("BufferSolver", "Adjoint"))
+CALLED = (
+    ("OwnFunction", "Doubled"), ("Configured", "Gain"), ("Logged", "Logs"), ("Noted", "Notes"), ("Solver", "Adjoint"),
+    ("BufferSolver", "Adjoint"),
+)  # fmt: skip
 """Kinds whose text needs another one's."""
 WEIGHTLESS = ("Activation", "Dropped", "Noise", "Slow")
 REPEATING = ("Crossed", "Twice", "Tied", "Unrolled")
@@ -66,6 +70,7 @@ def draw_model(rng: random.Random) -> dict[str, Any]:
         "blocks": blocks,
         "reuse": [rng.randrange(len(blocks))] if rng.random() < 0.35 else [],
         "skip": rng.random() < 0.2,
+        "ties": rng.random() < 0.2,
         "time": rng.choice((1, 3)),
         "holder": rng.choice(HOLDERS),
         "cells": [rng.choice(sorted(CELLS)) for _ in range(rng.choice((1, 2, 2)))] if rng.random() < 0.25 else [],
@@ -146,11 +151,23 @@ def _constructor_lines(model: dict[str, Any]) -> list[str]:
             lines += [f"self.block{number} = {text}" for number, text in enumerate(made)]
     if model["cells"]:
         lines.append(f"self.cells = nn.ModuleList([{', '.join(f'nn.{kind}(W, W)' for kind in model['cells'])}])")
+    lines += _tie_lines(model)
     tied = model["head"] == "tied" and model["input"] == "ids"
     if not tied:
         at = 1 if model["head at"] == "first" else len(lines)
         lines.insert(at, f"self.head = nn.Linear(W, V{', False' if model['head'] == 'bare' else ''})")
     return ["    def __init__(self):", "        super().__init__()", *(f"        {line}" for line in lines)]
+
+
+def _tie_lines(model: dict[str, Any]) -> list[str]:
+    """Two blocks with one weight, if the model has two that have such a layer."""
+    path = {"list": "self.blocks[{}]", "sequential": "self.blocks[{}]", "dict": 'self.blocks["b{}"]'}
+    texts = [kinds()[node["kind"]][0] for node in model["blocks"]]
+    with_layer = [number for number, text in enumerate(texts) if re.search(r"self\.f(, self\.\w+)* = nn\.Lin", text)]
+    if not model["ties"] or len(with_layer) < 2:
+        return []
+    first, second = [path.get(model["holder"], "self.block{}").format(number) for number in with_layer[-2:]]
+    return [f"{second}.f.weight = {first}.f.weight"]
 
 
 def _forward_lines(model: dict[str, Any]) -> list[str]:

@@ -12,6 +12,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 W = 8
+SETTINGS = {"gain": 1.0}
+
+
+def rounded(item):
+    return item.float().round(decimals=2).to(item.dtype) if item.is_floating_point() else item
 
 
 class Affine(nn.Linear):
@@ -257,6 +262,19 @@ class CutInPlace(nn.Module):
         return torch.tanh(self.g(x)) * gate
 
 
+class WrittenAfter(nn.Module):
+    """Its block's input is written when that has been called."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        h = x * 1.0
+        out = self.inner(h)
+        return out + h.add_(1.0)
+
+
 class StraightThrough(nn.Module):
     def __init__(self):
         super().__init__()
@@ -319,6 +337,51 @@ class Doubled(torch.autograd.Function):
     def backward(ctx, grad):
         x, scale = ctx.saved_tensors
         return 2 * grad * scale, (grad * x).sum((0, 1))
+
+
+class Gain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * SETTINGS["gain"]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * SETTINGS["gain"]
+
+
+class Configured(nn.Module):
+    """Reads a dictionary of the program's, also in its backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        return Gain.apply(torch.tanh(self.f(x)))
+
+
+class Switched(nn.Module):
+    """What it gives has a gradient, or none: a flag says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.is_cut = nn.Linear(W, W), False
+
+    def forward(self, x):
+        h = torch.tanh(self.f(x))
+        return x + (h.detach() if self.is_cut else h)
+
+
+class Packed(nn.Module):
+    """What autograd saves of its block is rounded."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(rounded, lambda item: item):
+            return self.inner(x)
 
 
 class OwnFunction(nn.Module):

@@ -35,10 +35,27 @@ W, V, T = 8, 5, %d
 DTYPE = torch.float32
 CALLS = contextvars.ContextVar("CALLS", default=0)
 COUNTS = []
+SETTINGS = {"gain": 1.0}
 
 
-def GIVEN(batch):
-    return batch
+def GIVEN(read):
+    return read()
+
+
+def rounded(item):
+    return item.float().round(decimals=2).to(item.dtype) if item.is_floating_point() else item
+
+
+class Noisy(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad + 0.01 * torch.randn_like(p), alpha=-group["lr"])
 """
 
 _BUILD = """\
@@ -91,21 +108,25 @@ def draw(seed: int, number: int, attempt: int = 0) -> Drawn:
 
 def draw_ways(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -> list[Way]:
     """Two ways: one with the first step measured, as by default, and another."""
+    draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"] or loop["drawn"]
+    exact = draws or loop["optimizer"] in ("LBFGS", "Noisy")
     default: Way = {"ranks": rng.choice((2, 2, 2, 2, 3, 3, 4)), "options": {}}
-    for way in (ways := [default, _draw_other(rng, model, loop)]):
+    for way in (ways := [default, _draw_other(rng, model, loop, exact=exact)]):
         if not {"data_parallel", "plan"} & {*way["options"]}:
             way["ranks"] = min(way["ranks"], num_placed(model))
+        if loop["optimizer"] == "Noisy":  # runs in processes
+            way.pop("from_rank", None)
+            way.pop("deferred", None)
     return ways
 
 
-def _draw_other(rng: random.Random, model: dict[str, Any], loop: dict[str, Any]) -> Way:
+def _draw_other(rng: random.Random, model: dict[str, Any], loop: dict[str, Any], *, exact: bool) -> Way:
     ranks = rng.choice((1, 2, 2, 2, 3, 3, 4))
     way: Way = {"ranks": ranks, "options": {}}
     options = way["options"]
     kinds = ["measure", "plan", "plan", "schedule", "remat"]
-    draws = bool(kinds_of(model) & {*DRAWING}) or "draws" in loop["features"]
     # Ranks of `data_parallel` are processes, and cuts of batches are tried: they cost five times the others.
-    if not draws and loop["optimizer"] != "LBFGS":
+    if not exact:
         kinds.append(rng.choice(("micro_batches", "tensor", "tensor", rng.choice(("data", "shard")))))
     if loop["backward"] == "grad":
         kinds = [kind for kind in kinds if kind != "tensor"]  # an error: docs/limits.md
@@ -121,10 +142,13 @@ def _draw_other(rng: random.Random, model: dict[str, Any], loop: dict[str, Any])
             places = [*range(ranks), *(rng.randrange(ranks) for _ in names[ranks:])]
             rng.shuffle(places)
             options["plan"] = {name: f"rank:{place}" for name, place in zip(names, places, strict=True)}
+            if ranks > 1 and rng.random() < 0.25:
+                options["plan"][rng.choice(names)] = "rank:0+rank:1"
         case "schedule":
             options |= {"schedule": rng.choice(("auto", "zero-bubble", "1f1b", "gpipe")), "measure": False}
         case "remat":
-            options["remat"] = True
+            names = [name for name in names_of(model) if "block" in name]
+            options["remat"] = rng.choice((True, rng.sample(names, (len(names) + 1) // 2), names))
         case "data":
             way["ranks"] = rng.choice((2, 4))
             options["data_parallel"] = 2
@@ -172,7 +196,7 @@ def standalone(drawn: Drawn, way: dict[str, Any], head: str) -> str:
     options = pprint.pformat(way["options"], width=100, sort_dicts=False)
     lines = []
     if way.get("from_rank"):
-        lines += ["global GIVEN", "GIVEN = lambda batch: farspan.from_rank(0, batch if farspan.rank() == 0 else None)"]
+        lines += ["global GIVEN", "GIVEN = lambda read: farspan.from_rank(0, read() if farspan.rank() == 0 else None)"]
     made = "build()"
     if way.get("deferred"):
         lines += ["with farspan.deferred_init():", "    model = build()"]

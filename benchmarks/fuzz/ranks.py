@@ -95,13 +95,10 @@ def run_plainly(make: Callable[[], types.ModuleType], *, dtype: torch.dtype = to
 
 
 def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:
-    """What the program shows on each rank.
-
-    Groups are divided where processes find each other, so those of `data_parallel` are processes.
-    """
+    """What the program shows on each rank."""
     from tests.support.ranks import run_threads
 
-    if "data_parallel" in way["options"]:
+    if way.get("processes"):
         return _run_as_processes(make, way)
 
     modules = [make() for _ in range(way["ranks"])]
@@ -116,7 +113,7 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
         module, model = modules[rank], models[rank]
         if way.get("from_rank"):
             group = farspan.rank()
-            module.__dict__["GIVEN"] = lambda batch: farspan.from_rank(0, batch if group == 0 else None)
+            module.__dict__["GIVEN"] = lambda read: farspan.from_rank(0, read() if group == 0 else None)
         with printing().kept() as printed:
             model = farspan.distribute(model, **way["options"])
             return observed(module.train, model, printed)
@@ -126,6 +123,11 @@ def run_on_ranks(make: Callable[[], types.ModuleType], way: Way) -> list[Observe
     finally:
         shutil.rmtree(cache, ignore_errors=True)
         _forget()
+
+
+def is_of_processes(drawn: Drawn, way: Way) -> bool:
+    """Whether ranks are processes: groups are divided there, and threads share what optimizers draw from."""
+    return "data_parallel" in way["options"] or drawn["loop"]["optimizer"] == "Noisy"
 
 
 def _run_as_processes(make: Callable[[], types.ModuleType], way: Way) -> list[Observed]:
@@ -194,7 +196,7 @@ def outcome(drawn: Drawn, way: Way, plain: Observed, name: str) -> Outcome:
         exact = plain  # a plain tensor of float32, say: the floor of rounding counts
     began_s, began_cpu_s = time.monotonic(), _cpu_s()
     try:
-        ranks = run_on_ranks(make, way)
+        ranks = run_on_ranks(make, {**way, "processes": is_of_processes(drawn, way)})
     except BaseException as error:
         found, cpu_s = outcome_of(error), _cpu_s() - began_cpu_s
         if found.kind == "hang" and LEAST_BUSY * (time.monotonic() - began_s) < cpu_s < MOST_CPU_S:

@@ -14,12 +14,12 @@ Way = dict[str, Any]
 LAYER: Node = {"kind": "Layer", "parts": []}
 MOST_TRIES = 110
 _PLAIN_MODEL = {
-    "reuse": [], "skip": False, "time": 3, "holder": "list", "cells": [], "state": "tuple", "cells at": "join",
-    "input": "floats", "head": "linear", "head at": "last", "result": "tensor",
+    "reuse": [], "skip": False, "ties": False, "time": 3, "holder": "list", "cells": [], "state": "tuple",
+    "cells at": "join", "input": "floats", "head": "linear", "head at": "last", "result": "tensor",
 }  # fmt: skip
 _PLAIN_LOOP = {
     "optimizer": "SGD", "split": False, "backward": "plain", "loss": "mse", "carry": "detach", "fresh": True,
-    "autocast": False, "mean": True, "keeps": False,
+    "autocast": False, "mean": True, "keeps": False, "packs": False, "drawn": False, "region": False,
 }  # fmt: skip
 
 
@@ -193,12 +193,20 @@ def fitting(way: Way, model: dict[str, Any]) -> Way:
     names = names_of(model)
     if "data_parallel" not in way["options"]:
         way = {**way, "ranks": min(way["ranks"], num_placed(model))}
+    again = way["options"].get("remat")
+    if isinstance(again, list):
+        kept = [name for name in again if name in names]
+        way = {**way, "options": {**way["options"], "remat": kept or True}}
     plan = way["options"].get("plan")
     if plan is None:
         return way
     if model["cells"] and "cells" in plan:
         names = [name for name in names if not name.startswith("cells")] + ["cells"]
-    places = {name: min(int(plan.get(name, "rank:0").split(":")[1]), way["ranks"] - 1) for name in names}
+    wide = {name: place for name, place in plan.items() if "+" in place and name in names and way["ranks"] > 1}
+    places = {name: min(int(plan.get(name, "rank:0").split(":")[-1]), way["ranks"] - 1) for name in names}
     missing = [rank for rank in range(way["ranks"]) if rank not in places.values()]
     places |= dict(zip(reversed(places), missing, strict=False))  # each rank has something
-    return {**way, "options": {**way["options"], "plan": {name: f"rank:{rank}" for name, rank in places.items()}}}
+    return {
+        **way,
+        "options": {**way["options"], "plan": {name: f"rank:{rank}" for name, rank in places.items()} | wide},
+    }

@@ -36,6 +36,40 @@ class PlainCount(nn.Module):
         return torch.tanh(self.f(x)) / self.calls[0]
 
 
+class PlainScale(nn.Module):
+    """Reads a plain tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.scale = nn.Linear(W, W), torch.ones(W)
+
+    def forward(self, x):
+        return torch.tanh(self.f(x)) * self.scale
+
+
+class Noted(nn.Module):
+    """Its part is called twice, and keeps something in the second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Notes()
+
+    def forward(self, x):
+        return self.part(self.part(x), note=True)
+
+
+class Notes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.mean = nn.Linear(W, W), 0.0
+
+    def forward(self, x, note=False):
+        h = torch.tanh(self.f(x)) - self.mean
+        if note:
+            self.mean = h.detach().mean()
+        return h
+
+
 class PlainMean(nn.Module):
     """A running mean in a plain tensor, written anew."""
 
@@ -63,6 +97,47 @@ class BufferMean(nn.Module):
             with torch.no_grad():
                 self.mean.mul_(0.9).add_(h.mean((0, 1)), alpha=0.1)
         return h - self.mean
+
+
+class BufferScale(nn.Module):
+    """Each call writes into a buffer, of which its gradient is made."""
+
+    scale: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(W))
+        self.f = nn.Linear(W, W)
+
+    def forward(self, x):
+        self.scale.mul_(0.95)
+        return torch.tanh(self.f(x)) * self.scale
+
+
+class Centered(nn.Module):
+    """Uses a buffer of a part before it calls that."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.norm = inner, nn.BatchNorm1d(W)
+
+    def forward(self, x):
+        h = self.inner(x) - self.norm.running_mean
+        return self.norm(h.flatten(0, 1)).view_as(h)
+
+
+class Freezing(nn.Module):
+    """Freezes a weight in its third call."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.calls = nn.Linear(W, W), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.f.weight.requires_grad_(False)
+        return torch.tanh(self.f(x))
 
 
 class BufferSet(nn.Module):
