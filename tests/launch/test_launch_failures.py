@@ -96,6 +96,26 @@ def test_culprit_is_the_rank_that_failed_by_itself(job):
     assert err[err.index("farspan run:") :].count("Traceback") == 1
 
 
+@pytest.mark.parametrize("is_handled", [False, True])
+def test_an_error_of_the_program_s_is_the_cause_of_one_of_farspan_s(job, is_handled):
+    """One rank may have a consequence of a mistake, and end first; what the program raises because of it is no cause."""
+    script = (
+        "class RecordError(Exception): __module__ = 'farspan.errors'\n"
+        "def fail():\n"
+        f"    if {is_handled}: raise RecordError('heard by rank 0 too')\n"
+        "if rank == 1: raise RecordError('a consequence')\n"
+        "log = here + '/logs/rank1.log'\n"
+        "while not (os.path.exists(log) and 'RecordError: ' in open(log).read()): time.sleep(0.01)\n"
+        "time.sleep(0.2)  # so that rank 1 has ended\n"
+        "try: fail()\n"
+        "finally: raise ValueError('of rank 0')\n"
+    )
+    code, _, err = job.run(script)
+    assert code == 1
+    said = "rank 1 of 2 failed: exit code 1" if is_handled else "rank 0 of 2 failed: exit code 1"
+    assert said in err and ("a consequence" in err) == is_handled
+
+
 def test_culprit_is_found_where_the_disk_of_the_logs_is_full(job):
     script = (
         "from farspan.launch.rank.notes import note_hearing\n"

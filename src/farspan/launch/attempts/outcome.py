@@ -8,7 +8,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from farspan.launch.job import Job
-from farspan.launch.logs import find_cause, find_exception, find_place, find_word_of, only_heard_of_it
+from farspan.launch.logs import (
+    find_cause,
+    find_exception,
+    find_place,
+    find_word_of,
+    is_of_the_program,
+    only_heard_of_it,
+)
 from farspan.launch.rank_process import Started, signal_name
 
 __all__ = ["Outcome", "conclude"]
@@ -71,6 +78,9 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     # A rank that only noticed the failure of another may well have ended before it.
     by_themselves = [rank for rank in own if not only_heard(rank)]
     culprit = next(iter(by_themselves), [*own, *failed][0])
+    if _has_raised(culprit) and not is_of_the_program(culprit.read_tail()):  # farspan's may be a consequence
+        of_program = (rank for rank in by_themselves if _has_raised(rank) and is_of_the_program(rank.read_tail()))
+        culprit = next(of_program, culprit)
     if culprit.returncode == _CODE_OF_EXCEPTION and find_exception(culprit.read_tail()).startswith("DivergenceError"):
         culprit = next((rank for rank in by_themselves if rank.returncode > _CODE_OF_EXCEPTION), culprit)  # has left it
     culprit = _shown_already(culprit, by_themselves)
@@ -86,6 +96,10 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
         was_interrupted=was_interrupted,
         place=(find_place(culprit.read_tail()) or f"exit code {code}") if is_own else "",
     )
+
+
+def _has_raised(rank: Started) -> bool:
+    return rank.returncode == _CODE_OF_EXCEPTION and not rank.lost and find_exception(rank.read_tail()) != ""
 
 
 def _shown_already(culprit: Started, failed: Sequence[Started]) -> Started:
