@@ -86,12 +86,21 @@ def find_word_of(rank: int, log: str) -> str:
     return found.partition(begin)[2]
 
 
-def find_cause(log: str, *, killed: bool) -> str:
-    """Returns the last traceback of a log with the exceptions chained to it, or else the last lines."""
+def find_cause(log: str, *, killed: bool, shown: str = "") -> str:
+    """Returns the last traceback of a log with the exceptions chained to it, or else the last lines.
+
+    Args:
+        log: The end of what a rank wrote.
+        killed: Whether a signal has ended it.
+        shown: What is on the console. Ranks print the same: of a killed one, the lines of a loop say nothing new.
+    """
     lines = _split_lines(log)
     if killed:  # a traceback before a signal was an earlier one that was caught
         fault = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
-        return "\n".join(lines[-_TAIL_LINES:] if fault is None else lines[fault:][:_MESSAGE_LINES])
+        if fault is not None:
+            return "\n".join(lines[fault:][:_MESSAGE_LINES])
+        known = {line.strip() for line in _split_lines(shown)}
+        return "\n".join(line for line in lines[-_TAIL_LINES:] if line.strip() and line.strip() not in known)
     start = next(reversed(_headers(lines)), None)
     if start is None:
         return "\n".join(lines[-_TAIL_LINES:])

@@ -209,9 +209,7 @@ class Unknown:
     differentiable: tuple[int, ...] = ()
     requires_grad = False
 
-    def __init__(
-        self, name: str, *, is_dynamic: bool, raised: Raised | None = None, is_refused: bool = False
-    ) -> None:
+    def __init__(self, name: str, *, is_dynamic: bool, raised: Raised | None = None, is_refused: bool = False) -> None:
         self.name = name
         self.digest = digest_of(name)
         self.raised = raised

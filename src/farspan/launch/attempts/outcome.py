@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Collection, Sequence
@@ -117,13 +118,15 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
     how = culprit.lost or f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
     lines = [f"farspan run: rank {culprit.number} of {job.num_processes} failed: {how}."]
     reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
-    if reason:
+    said = "" if culprit.has_console else _find_said(job, culprit)
+    if reason and reason not in said:
         lines += [f"  why   {reason}"]
     if culprit.has_console:
         lines += ["  Its own output is above."]
     else:
-        said = find_cause(culprit.read_tail(), killed=code < 0 and code != -signal.SIGABRT)
-        lines += ["", said, ""] if said else ["  It wrote nothing."]
+        has_written = culprit.read_tail().strip() != ""
+        nothing = "  What it wrote does not say why; its log has it." if has_written else "  It wrote nothing."
+        lines += ["", said, ""] if said else [nothing]
     if code == -signal.SIGKILL:
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
@@ -134,6 +137,16 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log}"]
     return "\n".join(lines)
+
+
+def _find_said(job: Job, culprit: Started) -> str:
+    """Returns what a rank has written about its end, as far as the console does not show it: nothing, where the signal
+    leaves no time to say anything, and a terminal shows what no log has."""
+    if culprit.returncode == -signal.SIGKILL and os.isatty(1):
+        return ""
+    was_killed = culprit.returncode < 0 and culprit.returncode != -signal.SIGABRT
+    shown = "".join(rank.read_tail() for rank in job.ranks if rank.has_console) if was_killed else ""
+    return find_cause(culprit.read_tail(), killed=was_killed, shown=shown)
 
 
 def _find_reason(job: Job, culprit: Started) -> str:
