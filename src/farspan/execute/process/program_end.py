@@ -22,6 +22,7 @@ from farspan.comm.router import Router
 from farspan.control.text import as_error, describe_failure, described
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
+from farspan.execute.agreement.history import PROGRAM_IS_OVER
 from farspan.execute.engine import Engine
 from farspan.execute.process.exit_code import exit_code, watch_exit
 from farspan.execute.process.output import return_to_console
@@ -82,7 +83,7 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         has_left = True
         try:
             if not has_raised and engine.is_healthy:
-                engine.flush("the program is over")
+                engine.flush(PROGRAM_IS_OVER)
                 engine.finish()
                 if exit_code() == 0:
                     _summarize(engine)
