@@ -101,6 +101,28 @@ def test_goodbye_while_another_rank_begins_a_step():
     assert error["what"] == "rank 1 has ended its program, rank 0 waits in step 3 at flush at train.py:50"
 
 
+def test_a_rank_that_leaves_the_loop_is_told_to_go_through_it_as_often():
+    last = ["optimizer.step(), at train.py:50, in <module>"]
+    for words, how in [
+        ("", "has come past its program's last line"),
+        ("sys.exit(0) at a.py:7", "has called sys.exit(0)"),
+    ]:
+        hub = joined(2)
+        start(hub, 0, 3, 1)
+        (asked,) = hub.on_message(1, {"t": "finish", "step": 3, "digest": 0, "end": [words, *last]})
+        _, error = failure(show(hub, 0, asked.header["query"], "embed", f"end of the step: {last[0]}"))
+        assert f"rank 1 {how}" in error["why"] and f",\nafter {last[0]}." in error["why"]
+        assert error["hint"].startswith("does a rank leave the loop sooner")
+
+
+def test_nothing_is_said_of_the_end_of_a_program_that_is_not_known():
+    hub = joined(2)
+    start(hub, 0, 3, 1)
+    (asked,) = hub.on_message(1, {"t": "finish"})
+    _, error = failure(show(hub, 0, asked.header["query"], "embed", "end of the step: flush at train.py:50"))
+    assert error["why"] == "a step needs every rank, and rank 1 will not begin step 3"
+
+
 def test_goodbye_before_another_rank_begins_a_step():
     hub = joined(2)
     hub.on_message(1, {"t": "bye"})

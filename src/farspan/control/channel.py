@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from farspan.control.gathers import Gathers
-from farspan.control.hub.divergence import history_to_json
+from farspan.control.hub.divergence import NO_END, ProgramEnd, history_to_json
 from farspan.control.hub.server import HubServer
 from farspan.control.late import LateRanks
 from farspan.control.link import Link, LoopLink, Server, connect
@@ -245,7 +245,7 @@ class SideChannel:
                     return
             self.wake()  # it may have been stopped only now
 
-    def finish(self, deadline_s: float, digest: int = 0) -> None:
+    def finish(self, deadline_s: float, digest: int = 0, end: ProgramEnd = NO_END) -> None:
         """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
 
         Without it, a rank that reads from another after that one has left gets an error.
@@ -253,13 +253,14 @@ class SideChannel:
         Args:
             deadline_s: How long it goes on at most.
             digest: Of what the program has done since its last step; must be equal on all ranks.
+            end: Where it has ended, which others are told that wait for this rank.
 
         Raises:
             DivergenceError: Another rank begins a step, for which it would wait for ever, or has another digest.
             RemoteError, DeadlineError: As in `wait_agreed`.
         """
         step = 0 if self._started is None else self._started + 1
-        self._link.send({"t": "finish", "step": step, "digest": digest})
+        self._link.send({"t": "finish", "step": step, "digest": digest, "end": end.to_header()})
         self._wait_for_others(lambda: self._all_finished, deadline_s, "to end their programs", {})
 
     def close(self, linger_s: float) -> None:

@@ -20,6 +20,7 @@ from farspan.comm.channels import Channels
 from farspan.comm.router import Carrier
 from farspan.comm.transport import TransferError
 from farspan.control.channel import SideChannel
+from farspan.control.hub.divergence import ProgramEnd
 from farspan.control.text import first_line
 from farspan.errors import FarspanError, RemoteError
 from farspan.execute.abort.aborted import check_computed
@@ -32,6 +33,7 @@ from farspan.execute.copies.losses import Losses, Ran
 from farspan.execute.data_axis.one_group import Groups
 from farspan.execute.gradient_masks import GradientMasks, accumulate, clear_gradients, set_gradient
 from farspan.execute.process.console import Console
+from farspan.execute.process.exit_code import exit_words
 from farspan.execute.slices.in_place import SlicesInPlace
 from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
@@ -164,7 +166,8 @@ class Engine:
         for act in self.before_end:
             act()
         digest = self._history.begin_end()
-        self.losses.finish(lambda: self.side.finish(self.deadline_s, digest))
+        end = ProgramEnd(exit_words(), self._history.last_reasons())
+        self.losses.finish(lambda: self.side.finish(self.deadline_s, digest, end))
 
     @property
     def is_healthy(self) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["TAIL_BYTES", "find_cause", "find_exception", "find_place", "find_word_of", "only_heard_of_it"]
+__all__ = [
+    "TAIL_BYTES",
+    "find_cause",
+    "find_exception",
+    "find_place",
+    "find_word_of",
+    "is_of_the_program",
+    "only_heard_of_it",
+]
 
 TAIL_BYTES = 1 << 20
 """Bytes at the end of a log that are kept and read."""
@@ -15,6 +23,7 @@ _MESSAGE_LINES = 40
 _REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
 _OWN = re.compile(r"(?:Deadline|Divergence|Launch|Plan|Record|Remote)Error: ")
 """The beginning of a line with which farspan reports an error without a traceback."""
+_CLASSES = "farspan.errors."
 _NOT_OF_THE_PROGRAM = ("RemoteError", "DeadlineError", "ServiceError")
 """What a rank raises because of another one, or of the way to it."""
 _FRAME = re.compile(r' +(?:\| *)*File ".*", line \d+')
@@ -44,7 +53,14 @@ def find_exception(log: str) -> str:
         found = lines[_exception_line(lines, headers[-1])]
     else:
         found = next((line for line in reversed(lines) if _OWN.match(line)), "")
-    return "" if found.startswith(" ") else found.removeprefix("farspan.errors.")
+    return "" if found.startswith(" ") else found.removeprefix(_CLASSES)
+
+
+def is_of_the_program(log: str) -> bool:
+    """Returns whether a log ends with a traceback in which no class of farspan's is: neither an error of farspan's, nor
+    what the program has raised because of one."""
+    lines = find_cause(log, killed=False).splitlines()
+    return bool(_headers(lines)) and not any(line.startswith(_CLASSES) or _OWN.match(line) for line in lines)
 
 
 def find_place(log: str) -> str:
@@ -70,12 +86,21 @@ def find_word_of(rank: int, log: str) -> str:
     return found.partition(begin)[2]
 
 
-def find_cause(log: str, *, killed: bool) -> str:
-    """Returns the last traceback of a log with the exceptions chained to it, or else the last lines."""
+def find_cause(log: str, *, killed: bool, shown: str = "") -> str:
+    """Returns the last traceback of a log with the exceptions chained to it, or else the last lines.
+
+    Args:
+        log: The end of what a rank wrote.
+        killed: Whether a signal has ended it.
+        shown: What is on the console. Ranks print the same: of a killed one, the lines of a loop say nothing new.
+    """
     lines = _split_lines(log)
     if killed:  # a traceback before a signal was an earlier one that was caught
         fault = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
-        return "\n".join(lines[-_TAIL_LINES:] if fault is None else lines[fault:][:_MESSAGE_LINES])
+        if fault is not None:
+            return "\n".join(lines[fault:][:_MESSAGE_LINES])
+        known = {line.strip() for line in _split_lines(shown)}
+        return "\n".join(line for line in lines[-_TAIL_LINES:] if line.strip() and line.strip() not in known)
     start = next(reversed(_headers(lines)), None)
     if start is None:
         return "\n".join(lines[-_TAIL_LINES:])

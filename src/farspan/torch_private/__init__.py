@@ -47,6 +47,7 @@ from farspan.torch_private.fakes import flops_of as flops_of
 from farspan.torch_private.fakes import is_fake as is_fake
 from farspan.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.torch_private.fakes import lacks_data as lacks_data
 from farspan.torch_private.fakes import on_fakes as on_fakes
 from farspan.torch_private.fakes import silent_fakes as silent_fakes
 from farspan.torch_private.fakes import tensors_in as tensors_in
@@ -190,6 +191,7 @@ __all__ = [
     "is_run_again_inside",
     "has_storage",
     "key_of_storage",
+    "lacks_data",
     "leaves_behind",
     "leads_to",
     "leaves_with_gradient",

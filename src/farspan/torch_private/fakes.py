@@ -39,6 +39,7 @@ __all__ = [
     "is_fake",
     "is_fake_limit",
     "is_not_torchs_device",
+    "lacks_data",
     "on_fakes",
     "silent_fakes",
     "tensors_in",
@@ -210,10 +211,15 @@ def is_fake_limit(error: BaseException) -> bool:
     """Returns whether a run on fake tensors failed for want of data, or by torch's rules for fakes, which may be
     stricter than the real thing: only a real run shows whether the user's call is wrong.
     """
-    return (
-        isinstance(error, _FAKE_LIMITS)
-        or (isinstance(error, _FAKE_ERRORS) and any(words in str(error) for words in _FAKE_WORDS))
-        or any(frame.f_code.co_filename == _FAKE_FILE for frame, _ in traceback.walk_tb(error.__traceback__))
+    return lacks_data(error) or any(
+        frame.f_code.co_filename == _FAKE_FILE for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def lacks_data(error: BaseException) -> bool:
+    """Returns whether a run on fake tensors failed for want of data, or of a rule for fakes."""
+    return isinstance(error, _FAKE_LIMITS) or (
+        isinstance(error, _FAKE_ERRORS) and any(words in str(error) for words in _FAKE_WORDS)
     )
 
 

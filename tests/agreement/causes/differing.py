@@ -52,7 +52,11 @@ for number, batch in enumerate(batches()):
     loss.backward()
     if STORY == "often" and RANK == 0 and number == 1:
         continue
-    optimizer.step()
+    optimizer.step()  # here: step
+    if number == 1 and RANK == 1 and STORY == "break":
+        break
+    if number == 1 and RANK == 1 and STORY == "exit":
+        sys.exit(0)  # here: exit
     optimizer.zero_grad()
     if STORY == "evaluation" and farspan.rank() == 0:
         with torch.no_grad():

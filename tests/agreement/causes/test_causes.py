@@ -16,6 +16,7 @@ def line_of(mark: str) -> str:
     return f"{PROGRAM}:{number}"
 
 
+LOOP = "try  does a rank leave the loop sooner"
 ONE_RANK, SEEDS = "is it under `if farspan.rank() == 0`", "seed `random`, numpy and torch"
 CAUSES = {
     "evaluation": [f"rank 0 called the model at {line_of('evaluation')}, rank 1 at {line_of('training')}.", ONE_RANK],
@@ -25,6 +26,11 @@ CAUSES = {
     "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
     "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],
     "save": [f"rank 0: farspan.save, at {line_of('save')}", f"rank 1: body at {PROGRAM}:"],
+    "break": [
+        f"rank 1 has come past its program's last line,\n       after optimizer.step(), at {line_of('step')}",
+        LOOP,
+    ],
+    "exit": [f"rank 1 has called sys.exit(0) at {line_of('exit')}, in <module>,\n       after optimizer.step()", LOOP],
     "data": ["with the checksum", SEEDS],
     "order": ["the ranks do the same in another order", "sort what the program goes through"],
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farspan.launch.rank import absent
+from farspan.launch.rank import absent, process_end
 from farspan.launch.rank.imports import when_imported
 from farspan.launch.rank.notes import add_notes, all_notes, has_joined, waiting_ranks
 
@@ -36,6 +36,28 @@ def test_what_waits_for_an_import_comes_in_order(tmp_path: Path, monkeypatch: py
     importlib.import_module("imported_by_a_test")
     del sys.modules["imported_by_a_test"]
     assert seen == [0, 1, 2]
+
+
+def test_open_files_are_looked_for_by_class_however_many_objects_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has a million objects. To ask of each whether it is a file took seconds, in which the others waited."""
+    asked: list[type] = []
+
+    class Asks(type):
+        def __subclasscheck__(cls, other: type) -> bool:
+            asked.append(other)
+            return type.__subclasscheck__(cls, other)
+
+    class Compressed(metaclass=Asks):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    file, others = Compressed(), [set[int]() for _ in range(1000)]
+    monkeypatch.setattr(process_end, "_compressed_files", lambda: (Compressed,))
+    process_end.write_open_files()
+    assert file.is_closed and len(others) == 1000
+    assert asked.count(set) == 1 and len(asked) == len(set(asked))
 
 
 def test_notes_of_another_host_are_here_too_and_nothing_else(tmp_path: Path) -> None:

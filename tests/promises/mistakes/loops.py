@@ -162,6 +162,24 @@ def own_optimizer() -> None:
     Own(net.parameters(), lr=0.1).step()
 
 
+class Products(torch.optim.SGD):
+    """Multiplies matrices, as Muon does, which do not fit; a rank that has not got them runs it on fakes only."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.dim() == 2:
+                    parameter.add_((parameter.grad[:, :4] @ parameter.grad) @ parameter)  # here: own product
+        return None
+
+
+def own_product() -> None:
+    net, _ = trained()
+    nn.functional.cross_entropy(net(X), Y).backward()
+    Products(net.parameters(), lr=0.1).step()
+
+
 def step_hook() -> None:
     net, optimizer = trained()
 
@@ -211,6 +229,7 @@ run_all(
         "dataset, in a worker": over(DataLoader(Rows(), batch_size=2, num_workers=1, multiprocessing_context="fork")),
         "stream": over(DataLoader(Stream(), batch_size=1)), "generator": over(batches()),
         "collate": over(DataLoader(TensorRows(), batch_size=2, collate_fn=collate)), "own optimizer": own_optimizer,
+        "own product": own_product,
         "step hook": step_hook, "closure": closure, "scheduler": scheduler, "item": read_item, "numpy": read_numpy,
         "bool": read_bool,
     }

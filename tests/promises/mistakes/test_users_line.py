@@ -13,7 +13,7 @@ from tests.support.ranks import run_processes
 from tests.support.warm.commands import farspan_run
 
 FOLDER = Path(__file__).parent
-SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 22}
+SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 23}
 OTHER_MESSAGES = {
     "backward twice": "what went through the graph before is named",
     "device": "the device is found wrong in another place",
@@ -100,7 +100,10 @@ def test_an_error_that_ends_the_program_is_shown_once() -> None:
     assert f'uncaught.py", line {line}, in forward' in run.stderr, run.stderr
     assert "farspan: raised in head (Head) at" in run.stderr
     assert "failed while attempting" not in run.stderr and "/src/farspan/" not in run.stderr, run.stderr
-    assert run.stderr.count("RemoteError: rank 1 failed: RuntimeError: mat1 and mat2") == 1, run.stderr
+    assert run.stderr.count("farspan: raised in head (Head) at") == 1, run.stderr
+    remote = [line for line in run.stderr.splitlines() if "RuntimeError: mat1 and mat2" in line]
+    assert [line.partition("RuntimeError")[0] for line in remote] == ["RemoteError: rank 1 failed: ", ""], run.stderr
+    assert "full traceback" not in run.stderr, run.stderr  # which is below, whole
 
 
 def test_an_error_that_all_ranks_find_is_shown_once() -> None:

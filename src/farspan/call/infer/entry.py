@@ -194,7 +194,7 @@ class Raised:
 class Unknown:
     """A call that a run on fakes cannot foresee: nothing is known of it, or what it gave last."""
 
-    __slots__ = ("digest", "is_dynamic", "last", "name", "raised")
+    __slots__ = ("digest", "is_dynamic", "is_refused", "last", "name", "raised")
 
     is_foreseen: ClassVar[bool] = False
     histories: tuple[str, ...] = ()
@@ -209,11 +209,13 @@ class Unknown:
     differentiable: tuple[int, ...] = ()
     requires_grad = False
 
-    def __init__(self, name: str, *, is_dynamic: bool, raised: Raised | None = None) -> None:
+    def __init__(self, name: str, *, is_dynamic: bool, raised: Raised | None = None, is_refused: bool = False) -> None:
         self.name = name
         self.digest = digest_of(name)
         self.raised = raised
         """The exception that the user's code has raised on fakes. It may raise that in a run too, or not."""
+        self.is_refused = is_refused
+        """True if torch has rules for such a call on fakes, which it breaks: a run may do so too, whatever the data."""
         self.is_dynamic = is_dynamic
         """True if it is certain that the next run may give other shapes."""
         self.last: Entry | None = None

@@ -36,7 +36,13 @@ from farspan.graph import Meta
 from farspan.launch.raised.tracebacks import format_error
 from farspan.launch.rank.interrupts import signals_held
 from farspan.progress import SpreadWork
-from farspan.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device, silent_fakes
+from farspan.torch_private import (
+    DynamicOutputShapeException,
+    is_fake_limit,
+    is_not_torchs_device,
+    lacks_data,
+    silent_fakes,
+)
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Target
@@ -96,7 +102,7 @@ def _find_out(
             return Unknown(name_of(target), is_dynamic=True)
         except Exception:  # symbols do not help here: what fakes cannot tell, a real run will
             return Unknown(name_of(target), is_dynamic=False)
-    return Unknown(name_of(target), is_dynamic=False, raised=raised)
+    return Unknown(name_of(target), is_dynamic=False, raised=raised, is_refused=not lacks_data(limit))
 
 
 def _predict_on_fakes(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farspan.control.channel import SideChannel
+from farspan.control.hub.divergence import NO_END, ProgramEnd
 from farspan.errors import DivergenceError, FarspanError, RemoteError
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ class GroupChannel(SideChannel):
         self.wake()
         self.everybody.fail(self._named(error))
 
-    def finish(self, deadline_s: float, digest: int = 0) -> None:
+    def finish(self, deadline_s: float, digest: int = 0, end: ProgramEnd = NO_END) -> None:
         """Says that this rank's program is over, and waits until those of all groups are."""
-        super().finish(deadline_s, digest)
+        super().finish(deadline_s, digest, end)
         self.finish_all(deadline_s)
 
     def close(self, linger_s: float) -> None:

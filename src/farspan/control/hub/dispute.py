@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from farspan.control.hub.divergence import HINT, describe_difference, describe_ended
+from farspan.control.hub.divergence import HINT, NO_END, describe_difference, describe_ended
 from farspan.control.text import describe_failure
 
 if TYPE_CHECKING:
-    from farspan.control.hub.divergence import History
+    from farspan.control.hub.divergence import History, ProgramEnd
     from farspan.control.wire import Buffer, Header
 
 __all__ = ["Dispute"]
@@ -29,13 +29,18 @@ class Dispute:
         groups: Ranks that have begun the same, each with that step and its digest.
         ended: Ranks whose programs are over, where that is the difference.
         gone: Ranks that can no longer be asked.
+        ends: Where programs that are over have ended, of the ranks that have said so.
 
     Attributes:
         missing: Ranks that have not yet shown what they recorded.
     """
 
     def __init__(
-        self, groups: Sequence[tuple[Sequence[int], tuple[int, int]]], ended: Sequence[int], gone: set[int]
+        self,
+        groups: Sequence[tuple[Sequence[int], tuple[int, int]]],
+        ended: Sequence[int],
+        gone: set[int],
+        ends: Mapping[int, ProgramEnd],
     ) -> None:
         there = [([rank for rank in ranks if rank not in gone] or ranks, begun) for ranks, begun in groups]
         asks_all = sum(len(ranks) for ranks, _ in groups) <= _MAX_ASKED
@@ -46,7 +51,7 @@ class Dispute:
         }
         """For each rank in dispute, the rank that is asked on its behalf."""
         self.starts = {rank: begun for ranks, begun in groups for rank in ranks if rank in self._speaker}
-        self._ended = ended
+        self._ended = {rank: ends.get(rank, NO_END) for rank in ended}
         self._histories: dict[int, History] = {}
         self._raised: dict[int, Header] = {}
         """Exceptions that the programs of some of these ranks have raised meanwhile."""

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.control.text import clip_head, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "first_difference", "history_to_json"]
+__all__ = [
+    "END_OF_STEP",
+    "HINT",
+    "NO_END",
+    "Entry",
+    "History",
+    "ProgramEnd",
+    "describe_difference",
+    "describe_ended",
+    "first_difference",
+    "history_to_json",
+]
 
 _log = logging.getLogger(__name__)
 Entry = tuple[int, str] | tuple[int, str, str] | tuple[int, str, str, str]
@@ -36,6 +47,10 @@ MORE_OFTEN = (
     "are there as many batches on every rank? Let all go through the loop as often: the same loader on all ranks,\n"
     "or farspan.from_rank(0, batch)"
 )
+LEFT_THE_LOOP = (
+    "does a rank leave the loop sooner: a break, return or sys.exit under a condition that is not the same on\n"
+    "all ranks? Let all go through it as often: the same loader on all ranks, or farspan.from_rank(0, batch)"
+)
 AFTER_THE_END = (
     "is that line under `if farspan.rank() == 0`? Take it out from under it: all ranks run the model together, and\n"
     "printing and saving are rank 0's anyway. Is it in the loop? Let all go through it as often: the same loader\n"
@@ -45,11 +60,38 @@ ORDER = (
     "the ranks do the same in another order: sort what the program goes through, for a set of strings (and what\n"
     "os.listdir gives) has another order in each process"
 )
-_OF_THE_LOOP = ("end of the step", "step()", "step(), with hooks,", "zero_grad()", "backward() at")
+END_OF_STEP = "end of the step: "
+_OF_THE_LOOP = (END_OF_STEP.rstrip(": "), "step()", "step(), with hooks,", "zero_grad()", "backward() at")
 """The beginnings of what a loop does besides calling its model."""
 _ENDS = "ends here (step begins)"
+_MAX_ENDS = 2
 _MAX_VARIANTS = 4
 _MAX_DESCRIPTION = 240
+
+
+class ProgramEnd(NamedTuple):
+    """Where the program of a rank has ended.
+
+    Attributes:
+        words: The call that has ended it, and its line; "" where it has come past its last line.
+        last: Why the last steps ended and at which lines, the last one first.
+    """
+
+    words: str
+    last: Sequence[str]
+
+    def to_header(self) -> list[str]:
+        """Returns it as it goes to the hub, of bounded length."""
+        return [clip_head(text, _MAX_SENT) for text in (self.words, *self.last)]
+
+    @classmethod
+    def of(cls, sent: Sequence[str] | None) -> ProgramEnd:
+        """Returns what a rank has sent, if it has."""
+        return cls(sent[0], sent[1:]) if sent else NO_END
+
+
+NO_END = ProgramEnd("", ())
+"""Of a rank that has not said how its program has ended."""
 
 
 def first_difference(histories: Sequence[History]) -> int | None:
@@ -145,19 +187,31 @@ def _are_permutations(histories: Sequence[History]) -> bool:
 
 
 def describe_ended(
-    ended: Sequence[int], waiting: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
+    ended: Mapping[int, ProgramEnd], waiting: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
 ) -> tuple[str, str, str]:
     """Describes, as (what, why, hint), that some ranks have ended their program while others begin a step."""
+    ranks = sorted(ended)
     step = min(step for step, _ in waiting.values())
-    verb, program = ("has", "its program") if len(ended) == 1 else ("have", "their programs")
+    verb, program = ("has", "its program") if len(ranks) == 1 else ("have", "their programs")
     verb_waiting = "waits" if len(waiting) == 1 else "wait"
-    what = f"{name_ranks(ended)} {verb} ended {program}, {name_ranks(waiting)} {verb_waiting} in step {step}"
+    what = f"{name_ranks(ranks)} {verb} ended {program}, {name_ranks(waiting)} {verb_waiting} in step {step}"
     last = [history[-1][1] for _, history in sorted(histories.items()) if history]
     if last:
         what += f" at {clip_head(last[0], _MAX_DESCRIPTION)}"
-    why = f"a step needs every rank, and {name_ranks(ended)} will not begin step {step}"
+    why = f"a step needs every rank, and {name_ranks(ranks)} will not begin step {step}"
+    known = [rank for rank in ranks if ended[rank] != NO_END]
+    why += "".join(f".\n{_describe_end(rank, ended[rank])}" for rank in known[:_MAX_ENDS])
     lines_of = {rank: line for rank, history in histories.items() if (line := _first_line(history))}
+    waits_at = {history[-1][1].removeprefix(END_OF_STEP) for history in histories.values() if history}
+    if not waits_at.isdisjoint(place for rank in ranks for place in ended[rank].last):  # in the loop of the others
+        return what, f"{why}.", LEFT_THE_LOOP
     return what, f"{why}.\n{_name_lines(lines_of)}." if lines_of else why, AFTER_THE_END if lines_of else ""
+
+
+def _describe_end(rank: int, end: ProgramEnd) -> str:
+    """Returns where a rank's program has ended, as far as that is known."""
+    how = f"rank {rank} has called {end.words}" if end.words else f"rank {rank} has come past its program's last line"
+    return f"{how},\nafter {end.last[0]}" if end.last else how
 
 
 def _first_line(history: History) -> str:

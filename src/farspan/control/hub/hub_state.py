@@ -25,6 +25,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.control.hub.dispute import Dispute
+from farspan.control.hub.divergence import ProgramEnd
 from farspan.control.text import (
     clip_head,
     describe_death,
@@ -80,6 +81,8 @@ class Hub:
         self._rounds = Rounds(world_size)
         self._ends: dict[int, _End] = {}
         """The ranks whose program is over."""
+        self._program_ends: dict[int, ProgramEnd] = {}
+        """Where those of them were that have said so."""
         self._have_all_finished = False
         self._gathers: dict[str, Parts] = {}
         self._dispute: Dispute | None = None
@@ -183,7 +186,7 @@ class Hub:
         self, groups: Sequence[tuple[Sequence[int], tuple[int, int]]], ended: Sequence[int]
     ) -> list[Message]:
         self._num_queries += 1
-        self._dispute = dispute = Dispute(groups, ended, self.ended | self.died)
+        self._dispute = dispute = Dispute(groups, ended, self.ended | self.died, self._program_ends)
         if not dispute.missing:
             return self._publish(dispute.failure())
         return [
@@ -237,6 +240,7 @@ class Hub:
         self.finished.add(rank)
         if "digest" in header:
             self._ends[rank] = _End(header["step"], header["digest"])
+            self._program_ends[rank] = ProgramEnd.of(header.get("end"))
         self._note((rank,), "ended its program")
         if self.failed:
             return []

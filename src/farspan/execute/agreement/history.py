@@ -19,7 +19,7 @@ import torch
 from farspan.call.leaf import Leaf
 from farspan.call.naming import format_where, name_of
 from farspan.call.pytree.canonical import digest_of
-from farspan.control.hub.divergence import HINT
+from farspan.control.hub.divergence import END_OF_STEP, HINT
 from farspan.execute.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
 from farspan.execute.agreement.events import Entry, Events, Happened, Position
 from farspan.execute.agreement.shared_generators import (
@@ -35,7 +35,10 @@ from farspan.torch_private import DisableTorchFunction
 if TYPE_CHECKING:
     from farspan.graph import Template
 
-__all__ = ["History"]
+__all__ = ["PROGRAM_IS_OVER", "History"]
+
+PROGRAM_IS_OVER = "the program is over"
+"""Why what is left runs, behind the last line of a program."""
 
 _Draw = tuple[Any, Any, Position]
 """A draw of the program itself: the function, the line, and (graph, call) that came next."""
@@ -75,7 +78,7 @@ class History:
             reason: Why now, for people.
             draws: What the program itself has drawn since the last flush.
         """
-        self._graphs, self._end = graphs, (0, f"end of the step: {reason}", HINT)
+        self._graphs, self._end = graphs, (0, f"{END_OF_STEP}{reason}", HINT)
         self._draws, self._happened = draws, self.events.take()
         self._states = None
         if [call for graph in graphs for call in graph.calls if call.path is not None]:  # they move the generators
@@ -104,6 +107,11 @@ class History:
         self._draws, self._states = (), ()
         self._happened = self.events.take()
         return self._happened.digest()
+
+    def last_reasons(self) -> list[str]:
+        """Returns why the last flushes were, and where, the last one first."""
+        reasons = (self._reason, self._before)
+        return [reason for reason in reasons if reason and not reason.startswith(PROGRAM_IS_OVER)]
 
     def _digest(self, digests: bytes) -> int:
         if self._states is None:

@@ -355,6 +355,9 @@ class StepView(TorchFunctionMode):
         metas = [self._meta(item) for item in tensors]
         entry = self.recorder.cache.lookup(func, template, metas, current_modes())
         if isinstance(entry, Unknown):
+            if entry.is_refused:  # it raises what its owner's call does, if that is wrong for real
+                args, kwargs = rebuild(template, [small_tensor(meta) for meta in metas])
+                func(*args, **kwargs)
             self.recorder.refuse(
                 f"an optimizer's step calls {name_of(func)}, and what it gives depends on data of another rank",
                 hint="give it replicated tensors: read what it takes first, tensor.tolist()",

@@ -22,11 +22,12 @@ from farspan.comm.router import Router
 from farspan.control.text import as_error, describe_failure, described
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
+from farspan.execute.agreement.history import PROGRAM_IS_OVER
 from farspan.execute.engine import Engine
 from farspan.execute.process.exit_code import exit_code, watch_exit
 from farspan.execute.process.output import return_to_console
 from farspan.launch.raised.tracebacks import cut_frames
-from farspan.launch.rank.error_file import leave_error
+from farspan.launch.rank.error_file import is_of_another_rank, leave_error
 from farspan.launch.rank.notes import note_hearing
 from farspan.launch.rank.process_end import at_process_end, write_open_files
 from farspan.outputs import write_line
@@ -82,7 +83,7 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         has_left = True
         try:
             if not has_raised and engine.is_healthy:
-                engine.flush("the program is over")
+                engine.flush(PROGRAM_IS_OVER)
                 engine.finish()
                 if exit_code() == 0:
                     _summarize(engine)
@@ -116,13 +117,21 @@ def fail_at_end(error: FarspanError) -> None:
     leave_error(error, is_heard=isinstance(error, RemoteError))
     if not isinstance(error, RemoteError):  # whose cause another rank shows
         return_to_console()
-    write_line(f"{type(error).__name__}: {error}")
+    write_line(_describe(error))
 
 
 def _describe_remote(error: BaseException, rank: int) -> str:
     if not isinstance(error, RemoteError):  # the same exception was raised here, or is the cause of this one
         error = as_error(describe_failure(rank, described(error)))
-    return f"{type(error).__name__}: {error}"
+    return _describe(error)
+
+
+def _describe(error: BaseException) -> str:
+    """Returns an error in its three parts; in one line where `farspan run` shows below what the rank that has raised it
+    says itself. Other launchers show no other rank's traceback, and a rank that died has none."""
+    is_shown = os.environ.get("FARSPAN_LAUNCHER") == "run" and is_of_another_rank(error)
+    text = f"{type(error).__name__}: {error}"
+    return text.splitlines()[0] if is_shown else text
 
 
 def _let_torchrun_see(rank: int, router: Router | None) -> None:

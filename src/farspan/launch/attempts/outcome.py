@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from farspan.launch.job import Job
-from farspan.launch.logs import find_cause, find_exception, find_place, find_word_of, only_heard_of_it
+from farspan.launch.logs import (
+    find_cause,
+    find_exception,
+    find_place,
+    find_word_of,
+    is_of_the_program,
+    only_heard_of_it,
+)
 from farspan.launch.rank_process import Started, signal_name
 
 __all__ = ["Outcome", "conclude"]
@@ -71,6 +79,9 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     # A rank that only noticed the failure of another may well have ended before it.
     by_themselves = [rank for rank in own if not only_heard(rank)]
     culprit = next(iter(by_themselves), [*own, *failed][0])
+    if _has_raised(culprit) and not is_of_the_program(culprit.read_tail()):  # farspan's may be a consequence
+        of_program = (rank for rank in by_themselves if _has_raised(rank) and is_of_the_program(rank.read_tail()))
+        culprit = next(of_program, culprit)
     if culprit.returncode == _CODE_OF_EXCEPTION and find_exception(culprit.read_tail()).startswith("DivergenceError"):
         culprit = next((rank for rank in by_themselves if rank.returncode > _CODE_OF_EXCEPTION), culprit)  # has left it
     culprit = _shown_already(culprit, by_themselves)
@@ -88,6 +99,10 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     )
 
 
+def _has_raised(rank: Started) -> bool:
+    return rank.returncode == _CODE_OF_EXCEPTION and not rank.lost and find_exception(rank.read_tail()) != ""
+
+
 def _shown_already(culprit: Started, failed: Sequence[Started]) -> Started:
     """Returns the rank with the console, if it has ended with the same exception: its traceback is to be seen there."""
     if not culprit.has_console and culprit.returncode == _CODE_OF_EXCEPTION and not culprit.lost:
@@ -103,13 +118,15 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
     how = culprit.lost or f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
     lines = [f"farspan run: rank {culprit.number} of {job.num_processes} failed: {how}."]
     reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
-    if reason:
+    said = "" if culprit.has_console else _find_said(job, culprit)
+    if reason and reason not in said:
         lines += [f"  why   {reason}"]
     if culprit.has_console:
         lines += ["  Its own output is above."]
     else:
-        said = find_cause(culprit.read_tail(), killed=code < 0 and code != -signal.SIGABRT)
-        lines += ["", said, ""] if said else ["  It wrote nothing."]
+        has_written = culprit.read_tail().strip() != ""
+        nothing = "  What it wrote does not say why; its log has it." if has_written else "  It wrote nothing."
+        lines += ["", said, ""] if said else [nothing]
     if code == -signal.SIGKILL:
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
@@ -120,6 +137,16 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log}"]
     return "\n".join(lines)
+
+
+def _find_said(job: Job, culprit: Started) -> str:
+    """Returns what a rank has written about its end, as far as the console does not show it: nothing, where the signal
+    leaves no time to say anything, and a terminal shows what no log has."""
+    if culprit.returncode == -signal.SIGKILL and os.isatty(1):
+        return ""
+    was_killed = culprit.returncode < 0 and culprit.returncode != -signal.SIGABRT
+    shown = "".join(rank.read_tail() for rank in job.ranks if rank.has_console) if was_killed else ""
+    return find_cause(culprit.read_tail(), killed=was_killed, shown=shown)
 
 
 def _find_reason(job: Job, culprit: Started) -> str:

@@ -40,9 +40,11 @@ def write_open_files() -> None:
     """
     texts, buffers = (io.TextIOWrapper,), (io.BufferedWriter, io.BufferedRandom)
     kinds = [(texts, "flush"), (_compressed_files(), "close"), (buffers, "flush")]  # each lies on the next
-    items = gc.get_objects()
+    items: list[object] = gc.get_objects()
+    classes = {type(item) for item in items}  # each is asked once: there are a million objects, and few classes
     for kind, end in kinds:
-        for file in [item for item in items if issubclass(type(item), kind)]:
+        of_kind = {each for each in classes if issubclass(each, kind)}
+        for file in [item for item in items if type(item) in of_kind]:
             with contextlib.suppress(OSError, ValueError):  # it has been closed, or its other end has
                 getattr(file, end)()
 
