@@ -75,7 +75,10 @@ READERS: frozenset[Any] = frozenset(
 
 REFUSED: dict[Any, str] = {
     _T.retain_grad: "keep the module that needs the gradient on one stage",
-    _T.share_memory_: "read the tensor first: tensor.read()",
+    _T.share_memory_: (
+        "call share_memory() before farspan.distribute, or share a copy: another = Net(), then\n"
+        "another.load_state_dict(model.state_dict()), another.share_memory()"
+    ),
     _T.storage: "read the tensor first: tensor.read()",
     _T.untyped_storage: "read the tensor first: tensor.read()",
     _T.data_ptr: "read the tensor first: tensor.read()",
