@@ -133,11 +133,11 @@ def distribute(
             another plan is likely to win more than predictions are off. Numbers stay the same; a line says what was
             found and done. Any other plan stays as it is, and the line is all. None: yes.
         micro_batches: How many micro-batches a batch is cut into where the model is called in training, so that the
-            ranks overlap in a loop without gradient accumulation; "auto": the planner chooses, by the work of the
-            first batch (`plan_of` says what). The program goes on as with the whole batch; numbers differ from its
-            numbers by rounding, and dropout draws other masks. It is done only where it is certain: a model whose rows
-            depend on each other (BatchNorm), or that counts its calls, stays whole, and the reason is said once. None:
-            what the plan says; batches stay whole where it says nothing.
+            ranks overlap in a loop without gradient accumulation, each of at least two rows; "auto": the planner
+            chooses, by the work of the first batch (`plan_of` says what). The program goes on as with the whole batch;
+            numbers differ from its numbers by rounding, and dropout draws other masks. It is done only where it is
+            certain: a model whose rows depend on each other (BatchNorm), or that counts its calls, stays whole, and the
+            reason is said once. None: what the plan says; batches stay whole where it says nothing.
         seed: None: dropout masks and other random numbers drawn inside the model are those of the program without
             farspan, and torch's generator ends where it would end. A number: each call seeds its own draws by where in
             the model it stands, the same for every plan; nothing that the program draws itself is moved by them.

@@ -133,7 +133,7 @@ first = farspan.distribute(nn.Linear(3, 3))
 assert torch.equal(first(x.to("rank:0/cpu")), first(x))
 second = farspan.distribute(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), plan={"": "rank:0/cpu"})
 y = second(x)
-print(type(y).__name__, type(y.to("rank:0/cpu")).__name__, torch.equal(y.to("rank:0/cpu").read(), y.read()))
+print(type(y).__qualname__, type(y.to("rank:0/cpu")).__qualname__, torch.equal(y.to("rank:0/cpu").read(), y.read()))
 """
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.support.ranks import run_processes
 
-from farspan.cli.top.table import waited_for
+from farspan.cli.top.table import REST, table_of, waited_for
 from farspan.launch.rank.status import RankStatus, StatusFile, read_statuses
 
 TRAINS = """
@@ -37,7 +39,9 @@ if farspan.rank() == 0:
 """
 
 
-def status(rank: int, *, step: int = 7, ended_s: float = 100.0, compute_s: float = 0.1) -> RankStatus:
+def status(
+    rank: int, *, step: int = 7, ended_s: float = 100.0, compute_s: float = 0.1, wait_s: float = 0.1
+) -> RankStatus:
     return RankStatus(
         rank=rank,
         pid=10 + rank,
@@ -45,7 +49,7 @@ def status(rank: int, *, step: int = 7, ended_s: float = 100.0, compute_s: float
         ended_s=ended_s,
         period_s=0.5,
         compute_s=compute_s,
-        wait_s=0.1,
+        wait_s=wait_s,
         micro_batches=4,
     )
 
@@ -73,10 +77,11 @@ def test_what_a_rank_writes_is_read_and_nothing_else(tmp_path: Path) -> None:
         ([], 0.0, ""),
         ([status(0), status(1)], 100.1, ""),
         (
-            [status(0), status(1, compute_s=0.3)],
+            [status(0, wait_s=0.3), status(1, compute_s=0.3)],
             100.1,
             "the others wait for rank 1: it computes 300 ms of a step, the next 100 ms",
         ),
+        ([status(0), status(1, compute_s=0.3, wait_s=0.2)], 100.1, ""),  # it waits itself
         (
             [status(0), status(1, step=6, ended_s=90.0)],
             130.0,
@@ -91,6 +96,14 @@ def test_what_a_rank_writes_is_read_and_nothing_else(tmp_path: Path) -> None:
 )
 def test_whom_the_others_wait_for(statuses: list[RankStatus], now_s: float, line: str) -> None:
     assert waited_for(statuses, now_s) == line
+
+
+@pytest.mark.parametrize(("wait_s", "is_said"), [(0.1, True), (0.39, False)])
+def test_what_is_neither_computing_nor_waiting_is_said(wait_s: float, is_said: bool) -> None:
+    with io.StringIO() as file:
+        statuses = [status(0, wait_s=wait_s), status(1, wait_s=0.4)]
+        Console(file=file, width=200).print(table_of(statuses, {10: 1, 11: 1}, 100.1))
+        assert (REST in file.getvalue()) == is_said
 
 
 def test_a_run_is_shown_from_inside(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.loop import X, Y, mlp, on_ranks, same_everywhere, steps, weights
+from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
@@ -135,3 +136,13 @@ def test_micro_batches_before_a_closure_run_with_those_in_it(kind: Any, num_flus
         return [loss.item() for loss in losses], weights(model)
 
     same_everywhere(program)
+
+
+def test_memory_that_is_to_be_shared_is_shared_before() -> None:
+    def program(rank: int) -> None:
+        model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), plan={"0": 0, "1": 1})
+        with pytest.raises(RecordError) as caught:
+            model.share_memory()
+        assert caught.value.hint.startswith("call share_memory() before farspan.distribute, or share a copy: ")
+
+    run_threads(2, program)

@@ -125,8 +125,20 @@ def test_a_plan_that_is_good_enough_stays(shown: list[str]) -> None:
     for found in on_ranks(2, [SHORT_S] * 6, trained, measure=True):
         assert found[2] == [0, 0, 0, 1, 1, 1]
     (line,) = {text for text in shown if "measured" in text}
-    assert line.startswith("the first step was measured: parameters stay where they are, for ")
-    assert "% by which predictions can be wrong" in line and "moved" not in line
+    assert line.startswith("the first step was measured: parameters stay where they are") and "moved" not in line
+    assert line.endswith(" stay where they are") or "% by which predictions can be wrong (computing and " in line
+    assert len([text for text in shown if "schedule" in text]) == 2  # a table on each rank, from `distribute`
+
+
+def test_a_copy_is_named_where_it_keeps_the_model_in_its_place(shown: list[str]) -> None:
+    def averaged(model: nn.Module) -> None:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        train(model)
+        assert average.n_averaged == 0
+
+    on_ranks(2, [SHORT_S] * 6, averaged, measure=True)
+    (line,) = {text for text in shown if "stays" in text}
+    assert line.startswith("the model stays where it began: the program has a copy of it (copy.deepcopy makes one, ")
 
 
 def wide_run(model: nn.Module) -> tuple[list[float], dict[str, Tensor], tuple[str, ...], str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ def net() -> nn.Module:
         ({"stages": "all"}, "stages='all' is not a number of stages"),
         ({"stages": 3, "plan": {"0": 0, "1": 1}}, "stages=3 was asked for, the plan has 2"),
         ({"micro_batches": "8"}, "micro_batches='8' is no number"),
+        ({"max_memory": "1GX"}, "max_memory='1GX' is no size"),
         ({"seed": "a"}, "seed='a' is no seed"),
         ({"mesh": "dp"}, "mesh='dp' is no DeviceMesh"),
     ],
@@ -50,6 +53,8 @@ def test_every_rank_says_what_why_and_what_to_try(arguments: dict[str, Any], wha
     assert sorted(said) == [0, 1]
     for error in said.values():
         assert what in error.what and error.why and error.hint
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+        assert files.isdisjoint({"<string>", "dataclasses.py"})
 
 
 def test_more_ranks_than_modules_names_the_modules_and_the_other_ways() -> None:

@@ -141,6 +141,25 @@ def test_counting_without_data_finds_what_running_finds(has_fake_weights) -> Non
         assert (ran.working_bytes, ran.released_bytes) == (counted.working_bytes, counted.released_bytes), ran.name
 
 
+def test_an_average_of_the_model_lies_beside_it_and_is_not_trained() -> None:
+    def profile(*, averages: bool) -> StepProfile:
+        with Trial(num_devices=lambda: 2) as trial:
+            model = farspan.distribute(Net())
+            average = torch.optim.swa_utils.AveragedModel(model) if averages else None
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(9):
+                model(torch.arange(6) % 8).square().mean().backward()
+                optimizer.step()
+                if average is not None:
+                    average.update_parameters(model)
+        return trial.profile()
+
+    alone, beside = profile(averages=False), profile(averages=True)
+    assert [each.trained_bytes for each in beside.units] == [each.trained_bytes for each in alone.units]
+    for own, other in zip(alone.units, beside.units, strict=True):
+        assert other.memory_bytes == own.memory_bytes + own.trained_bytes
+
+
 def test_what_a_unit_needs_while_it_runs() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:

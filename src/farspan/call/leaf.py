@@ -71,6 +71,8 @@ class Placed:
     """True once a call of a leaf has been seen to write into it."""
     is_saved: bool = False
     """True once autograd has been seen to save this buffer, so that a later backward needs what it was."""
+    is_copy: bool = False
+    """True if it is of a `copy.deepcopy` of a distributed model, or of a part of it."""
     changed_at: int = 0
     """The number of the first micro-batch since the program, or an optimizer, has written into it."""
     hooked_at: Any = None

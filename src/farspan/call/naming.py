@@ -75,7 +75,10 @@ READERS: frozenset[Any] = frozenset(
 
 REFUSED: dict[Any, str] = {
     _T.retain_grad: "keep the module that needs the gradient on one stage",
-    _T.share_memory_: "read the tensor first: tensor.read()",
+    _T.share_memory_: (
+        "call share_memory() before farspan.distribute, or share a copy: another = Net(), then\n"
+        "another.load_state_dict(model.state_dict()), another.share_memory()"
+    ),
     _T.storage: "read the tensor first: tensor.read()",
     _T.untyped_storage: "read the tensor first: tensor.read()",
     _T.data_ptr: "read the tensor first: tensor.read()",
@@ -104,12 +107,17 @@ _NOT_USERS = (
 program where one of them is in a `with`."""
 
 
+_FUNCTIONS = "_VariableFunctionsClass."
+"""How torch's functions of the module `torch` begin."""
+
+
 def name_of(function: Any) -> str:
     """Returns the name of a leaf or a torch function, the same in every process."""
     owner = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") == "__get__" and owner is not None:
         return f"Tensor.{owner.__name__}"
-    return getattr(function, "__qualname__", None) or str(function)
+    name = getattr(function, "__qualname__", None) or str(function)
+    return f"torch.{name.removeprefix(_FUNCTIONS)}" if name.startswith(_FUNCTIONS) else name
 
 
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)

@@ -91,9 +91,10 @@ def plan_script(arguments: argparse.Namespace) -> int:
 
 
 def _facts(profile: StepProfile) -> list[str]:
-    how = f"measured on {profile.device}" if any(unit.forward_s for unit in profile.units) else "counted, not measured"
+    is_measured = any(unit.forward_s for unit in profile.units)
+    how = f"was measured on {profile.device}" if is_measured else "was counted and not measured"
     return [
-        f"costs: {count_of(len(profile.units), 'unit')}, {count_of(profile.num_unique, 'kind')}, {how}",
+        f"what each of {count_of(len(profile.units), 'module')} takes {how}",
         *(f"note: {note}" for note in profile.notes),
     ]
 

@@ -236,6 +236,12 @@ class LazyTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return format(self.read(), spec) if not self.dim() or spec else repr(self)
 
+    def __dir__(self) -> list[str]:
+        """Returns torch's names and the program's: of more than 750 Python would suggest none for one that is not."""
+        with DisableTorchFunction():
+            names = set(torch.Tensor.__dir__(self)) - _OWN_NAMES
+        return sorted(name for name in names if not name.startswith("_farspan_"))
+
     def __hash__(self) -> int:
         return id(self)
 
@@ -273,6 +279,8 @@ class LazyTensor(torch.Tensor):
 
 _NAMES = frozenset(dir(LazyTensor)) | LazyTensor.__annotations__.keys()
 """Attributes that are not the program's."""
+_OWN_NAMES = _NAMES.difference(dir(torch.Tensor))
+LazyTensor.__name__ = "Tensor"  # as in torch's errors: 'Tensor' object has no attribute ...
 
 
 class StubParameter(torch.Tensor):

@@ -66,6 +66,10 @@ for number, batch in enumerate(batches()):
             print(model(item[0]).argmax(-1).tolist())  # here: loader
     if STORY == "save" and farspan.rank() == 0:
         farspan.save(tempfile.mkdtemp(), model=model)  # here: save
+    if STORY == "load":
+        if farspan.rank() == 0:
+            model.load_state_dict({name: torch.zeros_like(item) for name, item in model.state_dict().items()})
+        torch.randn(2)
     if STORY == "passes" and (farspan.rank() == 0 or number != 1):
         list(DataLoader(TensorDataset(X)))  # here: passes
 if STORY == "end" and farspan.rank() == 0:

@@ -25,12 +25,21 @@ CAUSES = {
     "branch": [f"rank 0 called the model at {line_of('branch')}, rank 1 at {line_of('training')}.", ONE_RANK],
     "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
     "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],
-    "save": [f"rank 0: farspan.save, at {line_of('save')}", f"rank 1: body at {PROGRAM}:"],
+    "save": [
+        f"rank 0: farspan.save, at {line_of('save')}",
+        f"rank 1: body at {PROGRAM}:",
+        "is one of these lines under",
+    ],
     "break": [
         f"rank 1 has come past its program's last line,\n       after optimizer.step(), at {line_of('step')}",
         LOOP,
     ],
     "exit": [f"rank 1 has called sys.exit(0) at {line_of('exit')}, in <module>,\n       after optimizer.step()", LOOP],
+    "load": [
+        "rank 0: load_state_dict, at ",
+        "rank 1: torch.randn draws random numbers at",
+        "is one of these lines under",
+    ],
     "data": ["with the checksum", SEEDS],
     "order": ["the ranks do the same in another order", "sort what the program goes through"],
 }

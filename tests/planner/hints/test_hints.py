@@ -112,7 +112,13 @@ def test_the_estimated_plan_counts_parameters_and_their_gradients() -> None:
     with pytest.raises(PlanError) as caught:
         automatic(2, max_memory=2 * 399)
     assert caught.value.what == "no plan keeps the hint max_memory='798 B'."
-    assert caught.value.hint == "max_memory='1.6 KiB', or leave that one out"
+    assert caught.value.hint == "max_memory='815 B', or leave that one out"
+    with pytest.raises(PlanError) as caught:
+        automatic(2, max_memory="1B")
+    assert caught.value.why.endswith("\nThe least with which there is one is about max_memory='807 B'.")
+    with pytest.raises(PlanError) as caught:
+        automatic(2, max_memory={"rank:0": 10, "rank:1": 1})
+    assert "leave that one out" in caught.value.hint
 
 
 def test_hints_and_several_stages_on_a_rank_are_refused() -> None:
@@ -216,7 +222,7 @@ def test_the_error_names_the_hints_that_are_in_the_way() -> None:
     with pytest.raises(PlanError) as caught:
         best_plan(chain(), devices(2), 8, hints=Hints(max_memory="10MB"))
     assert "no plan keeps the hint max_memory='9.5 MiB'" in caught.value.what
-    assert "max_memory='76.3 MiB'" in caught.value.hint
+    assert "max_memory='74.7 MiB'" in caught.value.hint
 
 
 def test_the_plan_says_what_is_where_because_of_a_hint() -> None:

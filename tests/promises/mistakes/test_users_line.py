@@ -17,9 +17,6 @@ SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 23}
 OTHER_MESSAGES = {
     "backward twice": "what went through the graph before is named",
     "device": "the device is found wrong in another place",
-    "broken": "a recorded tensor is a LazyTensor",
-    "result": "a recorded tensor is a LazyTensor",
-    "backward hook": "a recorded gradient is a LazyTensor",
 }
 """Mistakes of which the message is not that of the plain program; the type is."""
 _MOST_OWN_LINES = 12
@@ -113,6 +110,13 @@ def test_an_error_that_all_ranks_find_is_shown_once() -> None:
     assert run.stderr.count("Traceback") == 1, run.stderr
     assert f'uncaught.py", line {line}, in <module>' in run.stderr, run.stderr
     assert "/src/farspan/" not in run.stderr, run.stderr
+
+
+def test_a_name_that_a_tensor_does_not_have_is_said_as_torch_says_it() -> None:
+    run = farspan_run(["-n", "2", str(FOLDER / "uncaught.py"), "name"])
+    assert "\nAttributeError: 'Tensor' object has no attribute 'squeze'. Did you mean: 'squeeze'?\n" in run.stderr, (
+        run.stderr
+    )
 
 
 def test_a_variable_keeps_farspans_frames() -> None:

@@ -33,4 +33,6 @@ torch.manual_seed(0)
 model = farspan.distribute(Net(), plan={"body": 0, "head": 1}, measure=False)
 if "loop" in sys.argv:
     model.body(torch.ones(6, 8)).view(7, 7)  # here: loop
+if "name" in sys.argv:
+    model.body(torch.ones(6, 8)).squeze()
 model(torch.ones(6, 8)).sum().backward()

@@ -11,6 +11,7 @@ from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
+from farspan.execute.process.console import Console
 from farspan.execute.process.world import current_engine
 
 torch.manual_seed(0)
@@ -71,6 +72,22 @@ def test_auto_leaves_little_work_whole() -> None:
     for number, reasons in run_threads(2, program):
         assert number == 1
         assert reasons == ["one micro-batch is likely to be about as fast as several"]
+
+
+def test_fewer_micro_batches_than_asked_for_are_said_once(monkeypatch: Any) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Console, "say", lambda self, text: said.append(text))
+
+    def program(rank: int) -> Any:
+        model = farspan.distribute(copy.deepcopy(_BUILT), plan={"": 0}, micro_batches=64)
+        for num_rows in (10, 8):
+            F.cross_entropy(model(_X[:num_rows]), _Y[:num_rows]).backward()
+        return _num_micro_batches()
+
+    run_threads(1, program)
+    assert [text for text in said if "64" in text] == [
+        "a batch of 10 rows is cut into 5 micro-batches, not 64: each has at least 2 rows"
+    ]
 
 
 def test_a_model_with_normalised_weights_is_cut() -> None:

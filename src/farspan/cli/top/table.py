@@ -10,8 +10,11 @@ from rich.table import Table
 from farspan.launch.rank.status import RankStatus
 from farspan.units import format_bytes, format_seconds
 
-__all__ = ["table_of", "waited_for"]
+__all__ = ["REST", "table_of", "waited_for"]
 
+REST = "the rest of a step is the program's own, outside of forward and backward: its data, Python, optimizer"
+_MUCH = 0.1
+"""From this share of a step on it is said what the rest is."""
 _LATE_STEPS = 3
 """After so many times its usual step a rank that has not ended another one is late."""
 _LEAST_LATE_S = 5.0
@@ -39,6 +42,8 @@ def waited_for(statuses: Sequence[RankStatus], now_s: float) -> str:
     slowest = max(statuses, key=lambda status: status.compute_s)
     others = [status.compute_s for status in statuses if status is not slowest]
     if not others or slowest.compute_s <= _UNEVEN * max(others):
+        return ""
+    if slowest.wait_s >= min(status.wait_s for status in statuses if status is not slowest):
         return ""
     return (
         f"the others wait for rank {slowest.rank}: it computes {format_seconds(slowest.compute_s)} of a step, "
@@ -70,8 +75,14 @@ def table_of(statuses: Sequence[RankStatus], memory: Mapping[int, int | None], n
             f"{format_seconds(max(0.0, now_s - status.ended_s))} ago",
         )
     is_over = all(size is None for size in memory.values())
-    line = "the run is over" if is_over else waited_for(statuses, now_s)
-    return Group(table, line) if line else Group(table)
+    lines = ["the run is over" if is_over else waited_for(statuses, now_s), _rest(statuses)]
+    return Group(table, *filter(None, lines))
+
+
+def _rest(statuses: Sequence[RankStatus]) -> str:
+    """Returns in a line what else a step is, where that is much of it; "" where it is little."""
+    rests = [1 - (each.compute_s + each.wait_s) / each.period_s for each in statuses if each.period_s]
+    return REST if max(rests, default=0.0) >= _MUCH else ""
 
 
 def _rate(number: int, period_s: float) -> str:

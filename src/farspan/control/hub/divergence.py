@@ -56,6 +56,10 @@ AFTER_THE_END = (
     "printing and saving are rank 0's anyway. Is it in the loop? Let all go through it as often: the same loader\n"
     "on all ranks, or farspan.from_rank(0, batch)"
 )
+OTHER_THINGS = (
+    "is one of these lines under `if farspan.rank() == 0`, or another condition that is not the same on all ranks?\n"
+    "Take it out from under it: all ranks save, load a state and draw\nrandom numbers alike; rank 0 alone writes what is saved"
+)
 ORDER = (
     "the ranks do the same in another order: sort what the program goes through, for a set of strings (and what\n"
     "os.listdir gives) has another order in each process"
@@ -119,6 +123,7 @@ def describe_difference(
     texts: dict[tuple[object, ...], str] = {}
     hints: list[str] = []
     lines_of: dict[int, str] = {}
+    is_without_hint: set[int] = set()
     is_at_end: set[int] = set()
     for rank in sorted(starts):
         step, digest = starts[rank]
@@ -133,6 +138,8 @@ def describe_difference(
                 lines_of[rank] = entry[3]
             elif text.startswith(_OF_THE_LOOP):
                 is_at_end.add(rank)
+            elif not (len(entry) > 2 and entry[2]):
+                is_without_hint.add(rank)
         else:
             text = _ENDS
             is_at_end.add(rank)
@@ -161,6 +168,8 @@ def describe_difference(
         if before.isdisjoint(lines_of.values()):
             return what, "\n".join([*lines, f"only {_name_lines(lines_of)}."]), ONE_RANK
         return what, "\n".join([*lines, f"{_name_lines(lines_of)} more often than the others."]), MORE_OFTEN
+    if is_without_hint and hints:  # what one does, and no other, is not what the hints are about
+        return what, "\n".join(lines), OTHER_THINGS
     return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
 
 

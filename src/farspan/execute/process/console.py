@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import platform
@@ -104,12 +105,20 @@ class Console:
     def _speaks(self) -> bool:
         return self.side.rank == 0 and not self.is_mute
 
-    def show_plan(self, plan: Plan) -> None:
-        """Print the plan as a table, once for each model."""
+    def show_plan(self, plan: Plan, *, instead_of: Plan | None = None) -> None:
+        """Print the plan of a model as a table; with --verbose alone where just its estimates are others.
+
+        Args:
+            plan: It.
+            instead_of: The plan of this model that has been shown before.
+        """
         self.plan = plan
         self._first_timed = self.num_training_steps + _UNTIMED + 1
         self._times.clear()
-        self.say(str(plan))
+        if instead_of is not None and _without_estimates(plan) == _without_estimates(instead_of):
+            _log.info("%s", plan)
+        else:
+            self.say(str(plan))
 
     def note(self, text: str) -> None:
         """Something about the run for its report, which is written again: the plan may be another."""
@@ -281,6 +290,10 @@ class Console:
         if self._is_report_kept and not self._has_named_report:
             self._has_named_report = True
             write_line(f"farspan: wrote {path}, the report on training step {self.num_training_steps}{_later(self)}")
+
+
+def _without_estimates(plan: Plan) -> str:
+    return str(dataclasses.replace(plan, estimates={}))
 
 
 def _later(console: Console) -> str:

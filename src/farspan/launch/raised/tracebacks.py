@@ -10,10 +10,11 @@ An error that farspan itself has made (a bug) keeps its frames. FARSPAN_TRACEBAC
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import os
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from farspan import settings
 from farspan.errors import FarspanError
@@ -99,13 +100,21 @@ def _is_own_mistake(error: BaseException) -> bool:
     return not is_meant or isinstance(error, AssertionError)
 
 
+def _is_own(frame: FrameType) -> bool:
+    """Returns whether a frame is farspan's: of its code, or of a dataclass's own (`__init__` in "<string>")."""
+    name = frame.f_code.co_filename
+    is_made = name == "<string>" and str(frame.f_globals.get("__name__")).startswith("farspan.")
+    return is_made or name.startswith(_OWN)
+
+
 def _cut(trace: TracebackType | None) -> TracebackType | None:
     """Returns the traceback without farspan's frames and what belongs to them; None where there are no others."""
     kept: list[TracebackType] = []
-    is_below_own = False
+    is_below_own = is_right_below = False
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if name.startswith(_OWN):
+        is_right_below = _is_own(trace.tb_frame) or (is_right_below and name == dataclasses.__file__)
+        if is_right_below:
             is_below_own = True
         elif not (is_below_own and any(part in name for part in _MACHINERY)):
             kept.append(trace)

@@ -223,14 +223,22 @@ def _seconds(measured: Measured, unit_of: Mapping[tuple[int, int], int]) -> tupl
 
 
 def memory_of(parameters: Mapping[str, Placed], stage: int, states: Mapping[int, float]) -> tuple[float, float]:
-    """Returns bytes of what is trained at a stage, and of all that lies there."""
+    """Returns bytes of what is trained at a stage, and of all that lies there.
+
+    A copy of the model, such as an average of its weights, lies there and is trained only if an optimizer has it.
+
+    Args:
+        parameters: All that is placed.
+        stage: Which.
+        states: Bytes of optimizer state, by id of each parameter that an optimizer has.
+    """
     trained = memory = 0.0
     for item in parameters.values():
         if item.stage != stage:
             continue
         size = float(item.meta.size_bytes)
         memory += size
-        if item.is_parameter and item.tensor.requires_grad:
+        if item.is_trained and not (item.is_copy and id(item.tensor) not in states):
             trained += size
             memory += size + states.get(id(item.tensor), 0.0)
     return trained, memory

@@ -93,9 +93,9 @@ class Watch:
         self.begin(plan, is_searchable=is_searchable, search=search)
 
     def _show(self, plan: Plan) -> None:
-        plan = dataclasses.replace(plan, micro_batches=plan_by_model[self.model].micro_batches)
-        plan_by_model[self.model] = plan
-        self.engine.console.show_plan(plan)
+        shown = plan_by_model[self.model]
+        plan = plan_by_model[self.model] = dataclasses.replace(plan, micro_batches=shown.micro_batches)
+        self.engine.console.show_plan(plan, instead_of=shown)
 
     def begin(self, plan: Plan, *, is_searchable: bool = False, search: PlanSearch | None = None) -> None:
         """The plan of the model is settled.

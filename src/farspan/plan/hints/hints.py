@@ -123,6 +123,17 @@ class Hints:
             return replace(self, max_memory={text: times * size for text, size in sizes.items()})
         return replace(self, max_memory=None if self.max_memory is None else times * cast(float, self.max_memory))
 
+    def with_rounded_memory(self) -> Hints:
+        """Returns the same with the memory that `memory_in_words` says.
+
+        >>> Hints(max_memory=2100).with_rounded_memory().max_memory
+        2150.4
+        """
+        if isinstance(self.max_memory, Mapping):
+            sizes = cast("Mapping[str, float]", self.max_memory)
+            return replace(self, max_memory={text: format_bytes(size) for text, size in sizes.items()})
+        return replace(self, max_memory=None if self.max_memory is None else format_bytes(cast(float, self.max_memory)))
+
     def memory_in_words(self) -> str:
         """Returns `max_memory` as the user writes it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +18,9 @@ __all__ = ["in_the_way", "nothing_fits"]
 
 _MORE = (2, 4, 8, 16)
 _MOST_SHOWN = 4
+_STEP, _FAR, _NEAR, _ROUNDED_UP = 16.0, 2.0**50, 1.03, 1.06
+"""Of the search for the least memory: factors that are tried, up to which one, how near it is found, and what rounding
+takes at most."""
 _OF_MICRO_BATCHES = (
     "saved_bytes",
     "working_bytes",
@@ -123,13 +127,39 @@ def in_the_way(hints: Hints, fits: Callable[[Hints], bool]) -> PlanError:
     helps = (
         "leave that one out" if len(blocking) == 1 else "leave out one of these" if blocking else "leave out several"
     )
-    for times in _MORE if hints.max_memory is not None else ():
-        more = hints.with_memory(times)
-        if fits(more):
-            helps = f"{more.memory_in_words()}, or {helps}"
-            break
+    more = None
+    if hints.max_memory is not None and hints.memory_in_words() in blocking:
+        more = _least_memory(hints, fits)
+    if more is not None:
+        why += f"\nThe least with which there is one is about {more.memory_in_words()}."
+        helps = f"{more.memory_in_words()}, or {helps}"
     return PlanError(
         f"no plan keeps the hint {blocking[0]}." if len(said) == 1 else f"no plan keeps all {len(said)} hints.",
         why=why,
         hint=helps,
     )
+
+
+def _least_memory(hints: Hints, fits: Callable[[Hints], bool]) -> Hints | None:
+    """Returns hints with about the least `max_memory` with which there is a plan; None where it is far from the user's.
+
+    Args:
+        hints: The user's, with which there is none.
+        fits: Whether there is a plan with others.
+    """
+    low, high = 1.0, _STEP
+    while not fits(hints.with_memory(high)):
+        low, high = high, high * _STEP
+        if high > _FAR:
+            return None
+    while high > _NEAR * low:
+        middle = math.sqrt(low * high)
+        if fits(hints.with_memory(middle)):
+            high = middle
+        else:
+            low = middle
+    for times in (high, _ROUNDED_UP * high):  # as a text of one decimal it may be less
+        found = hints.with_memory(times).with_rounded_memory()
+        if fits(found):
+            return found
+    return None

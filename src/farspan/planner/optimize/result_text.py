@@ -14,6 +14,8 @@ from farspan.units import count_of, format_bytes, format_seconds
 __all__ = ["explain", "format_result"]
 
 _MOST_LINKS = 8
+_LITTLE = 0.0005
+"""The share of a step that is written as 0.1 %: less is nothing."""
 
 
 def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
@@ -40,8 +42,8 @@ def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
         )
     kept = " that keeps the hints" if result.problem.hints else ""
     lines.append(
-        f"no plan of consecutive stages{kept} takes less than {format_seconds(result.bound)} "
-        f"(gap {100 * result.gap:.1f} %); searched for {format_seconds(result.search_s)}"
+        f"no plan of consecutive stages{kept} takes less than {format_seconds(result.bound)}: "
+        f"{_to_be_won(result)}; searched for {format_seconds(result.search_s)}"
     )
     lines += _hinted(result)
     lines += _links(best)
@@ -53,6 +55,12 @@ def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
         width, times = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
         lines += ["others", *(f"  {what.ljust(width)}  {time.rjust(times)}  {why}" for what, time, why in rows)]
     return "\n".join(lines)
+
+
+def _to_be_won(result: SearchResult) -> str:
+    """Returns in words how far the plan is from the bound: what another one could win."""
+    is_best = result.gap < _LITTLE
+    return "this is the fastest of them" if is_best else f"another one could win at most {100 * result.gap:.1f} %"
 
 
 def _ranks(best: Prediction) -> str:

@@ -51,6 +51,8 @@ ChoosesLanes = Callable[[Sequence[RowsWork], int], int]
 
 _MOST_CANDIDATES = 4
 _MOST_KINDS = 24
+_LEAST_ROWS = 2
+"""Rows of a micro-batch: a single one is treated otherwise in many places."""
 _FIRST_CALLS = 1
 """How many calls may set attributes of modules without a word, as first calls do."""
 _TOLERANCE = 1e-3
@@ -136,7 +138,7 @@ class BatchedModel:
             return call(*args, **kwargs)
         template, tensors = flatten((args, kwargs))
         num_rows = _rows_of(tensors)
-        num_lanes = min(self.num_lanes or 2, num_rows // 2)  # a single row is treated otherwise in many places
+        num_lanes = min(self.num_lanes or 2, num_rows // _LEAST_ROWS)
         sizes = _sizes(num_rows, num_lanes) if num_lanes > 1 else []
         cut = self._cut_of(recorder, call, template, tensors, sizes)
         if cut.is_provisional or cut.reason:
@@ -147,7 +149,13 @@ class BatchedModel:
         if self._choose is not None:  # the first batch that can be cut says how much work there is
             self.num_lanes, self._choose = self._choose(cut.work, num_rows), None
             return self.call(recorder, call, args, kwargs)
-        self._has_cut = True
+        if not self._has_cut:
+            self._has_cut = True
+            if len(sizes) < self.num_lanes:
+                self._say(
+                    f"a batch of {num_rows} rows is cut into {len(sizes)} micro-batches, not {self.num_lanes}: "
+                    f"each has at least {_LEAST_ROWS} rows"
+                )
         return self._in_lanes(recorder, call, template, tensors, sizes, cut)
 
     def _cut_of(

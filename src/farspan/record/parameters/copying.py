@@ -112,4 +112,5 @@ def _placed_like(known: Placed, name: str, tensor: torch.Tensor) -> Placed:
         is_shared=known.is_shared,
         is_written=known.is_written,
         is_saved=known.is_saved,
+        is_copy=True,
     )
