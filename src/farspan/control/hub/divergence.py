@@ -58,7 +58,8 @@ AFTER_THE_END = (
 )
 OTHER_THINGS = (
     "is one of these lines under `if farspan.rank() == 0`, or another condition that is not the same on all ranks?\n"
-    "Take it out from under it: all ranks save, load a state and draw\nrandom numbers alike; rank 0 alone writes what is saved"
+    "Take it out from under it: all ranks save, load a state and draw random numbers alike;\n"
+    "only rank 0 writes what print and torch.save are given"
 )
 ORDER = (
     "the ranks do the same in another order: sort what the program goes through, for a set of strings (and what\n"
