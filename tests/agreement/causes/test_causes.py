@@ -25,11 +25,7 @@ CAUSES = {
     "branch": [f"rank 0 called the model at {line_of('branch')}, rank 1 at {line_of('training')}.", ONE_RANK],
     "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
     "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],
-    "save": [
-        f"rank 0: farspan.save, at {line_of('save')}",
-        f"rank 1: body at {PROGRAM}:",
-        "is one of these lines under",
-    ],
+    "save": [f"rank 0: farspan.save, at {line_of('save')}", f"rank 1: body at {PROGRAM}:"],
     "break": [
         f"rank 1 has come past its program's last line,\n       after optimizer.step(), at {line_of('step')}",
         LOOP,
