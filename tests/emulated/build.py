@@ -18,14 +18,14 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["NotBuilt", "built", "extension_path"]
+__all__ = ["NotBuiltError", "built", "extension_path"]
 
 _NATIVE = Path(__file__).parent / "native"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-Wall", "-Wno-sign-compare", "-fvisibility=hidden")
 _LIMIT_S = 600
 
 
-class NotBuilt(Exception):
+class NotBuiltError(Exception):
     """There is no compiler, or the compiler does not take the sources; the message is one line."""
 
 
@@ -53,14 +53,14 @@ def built() -> Path:
     """Returns the path of the extension, which is built first where it is not there yet.
 
     Raises:
-        NotBuilt: It cannot be built here.
+        NotBuiltError: It cannot be built here.
     """
     target = extension_path()
     if target.exists():
         return target
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        raise NotBuilt("there is no C++ compiler, or there are no headers of Python")
+        raise NotBuiltError("there is no C++ compiler, or there are no headers of Python")
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # others who want it wait, for about a minute
@@ -95,7 +95,7 @@ def _run(*command: object) -> None:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=_LIMIT_S)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NotBuilt(f"the compiler says: {lines[0] if lines else done.returncode}")
+        raise NotBuiltError(f"the compiler says: {lines[0] if lines else done.returncode}")
 
 
 if __name__ == "__main__":

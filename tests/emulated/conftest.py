@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.emulated.build import NotBuilt, built
+from tests.emulated.build import NotBuiltError, built
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -48,7 +48,7 @@ def accelerator() -> Path:
     """The extension, which is built if it is not there yet."""
     try:
         return built()
-    except NotBuilt as reason:
+    except NotBuiltError as reason:
         pytest.skip(f"no emulated accelerator: {reason}")
 
 
@@ -63,7 +63,7 @@ def run(accelerator: Path, tmp_path: Path) -> Run:
         ranks: int = 1,
         devices: str = "cuda:2",
         fails: bool = False,
-        **settings,
+        **settings: object,
     ) -> Ended:
         nonlocal count
         count += 1

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import datetime
+import faulthandler
 import importlib.machinery
 import importlib.util
 import json
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Settings", "install", "native"]
+__all__ = ["Settings", "install", "install_nccl", "native"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,22 @@ def install() -> None:
     loader.exec_module(native)
     settings = Settings.of_environment()
     values = dataclasses.asdict(settings)
+    faulthandler.enable()  # who touches memory of a device is named by its stack
     native.start(values.pop("kind"), values)
     atexit.register(_at_end, settings)
     os.register_at_fork(after_in_child=_forked)
     if settings.kind == "cuda":
         _fill_in(settings)
+
+
+def install_nccl() -> None:
+    """Put what torch takes for NCCL in place, before `torch.distributed` looks whether it is there."""
+    import torch._C._distributed_c10d as c10d
+
+    if native is not None and Settings.of_environment().kind == "cuda":
+        native.bind_nccl(c10d)
+        module: Any = c10d
+        module._DEFAULT_PG_NCCL_TIMEOUT = datetime.timedelta(minutes=10)
 
 
 _is_forked = False
@@ -110,6 +123,7 @@ def _at_end(settings: Settings) -> None:
         return
     counters = native.counters()  # before this wait, which is not the program's
     error = ""
+    native.abort_all_communicators()
     for index in range(settings.num_devices):
         try:
             native.synchronize(index)
@@ -233,7 +247,7 @@ def _fill_in(settings: Settings) -> None:
 
         def kinds(now: int, peak: int) -> dict[str, dict[str, int]]:
             one = {"current": now, "peak": peak, "allocated": now, "freed": 0}
-            return {kind: one for kind in ("all", "small_pool", "large_pool")}
+            return dict.fromkeys(("all", "small_pool", "large_pool"), one)
 
         in_use, peak = found["allocated"], found["peak"]
         return {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
@@ -21,6 +22,10 @@ void grow_storage(const c10::Storage& storage, size_t bytes);
 
 // Waits, and raises what kernels of these devices have raised.
 void wait_on_host(const char* kind, const std::vector<MarkPtr>& marks);
+
+// The bytes that a tensor may touch, and a tensor of the CPU over them for a kernel.
+Runtime::Span span_of(const at::Tensor& tensor, bool is_write);
+at::Tensor for_kernel(const at::Tensor& tensor);
 
 void register_kernels();
 void register_backend();  // guard, allocator, hooks, generators

@@ -9,7 +9,8 @@ namespace py = pybind11;
 
 namespace emulated {
 
-
+void bind_nccl(py::module_ module);
+void abort_all_communicators();
 
 namespace {
 
@@ -162,6 +163,8 @@ PYBIND11_MODULE(emulated_accelerator, module) {
     runtime().counters = {};
   });
   module.def("take_races", take_races);
+  module.def("bind_nccl", bind_nccl);
+  module.def("abort_all_communicators", abort_all_communicators);
   module.def("forget_errors", [] { runtime().forget_errors(); });
   module.def("set_lag", [](int lag_us, int lag_every) {
     settings.lag_us = lag_us;

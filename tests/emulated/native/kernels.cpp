@@ -24,16 +24,6 @@ c10::Device device_at(int index) { return {device_type, c10::DeviceIndex(index)}
 
 bool is_on_device(const at::Tensor& tensor) { return tensor.device().type() == device_type; }
 
-// The bytes that a tensor may touch.
-Runtime::Span span_of(const at::Tensor& tensor, bool is_write) {
-  if (tensor.numel() == 0) return {nullptr, 0, is_write};
-  int64_t last = 0;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  size_t item = tensor.itemsize();
-  const char* begin = static_cast<const char*>(tensor.storage().data()) + size_t(tensor.storage_offset()) * item;
-  return {begin, size_t(last + 1) * item, is_write};
-}
-
 // A tensor of another kind of device over the same bytes.
 at::Tensor over_same_bytes(const at::Tensor& tensor, c10::DispatchKey key, void* bytes) {
   c10::Device device(key == c10::DispatchKey::Meta ? c10::kMeta : c10::kCPU);
@@ -50,11 +40,6 @@ at::Tensor over_same_bytes(const at::Tensor& tensor, c10::DispatchKey key, void*
   if (tensor.is_conj()) impl->_set_conj(true);
   if (tensor.is_neg()) impl->_set_neg(true);
   return found;
-}
-
-at::Tensor for_kernel(const at::Tensor& tensor) {
-  void* bytes = tensor.storage().data() == nullptr ? nullptr : const_cast<void*>(tensor.storage().data());
-  return over_same_bytes(tensor, c10::DispatchKey::CPU, runtime().for_kernels(bytes));
 }
 
 at::Tensor for_meta(const at::Tensor& tensor) { return over_same_bytes(tensor, c10::DispatchKey::Meta, nullptr); }
@@ -503,6 +488,20 @@ at::Tensor native_dropout_backward(const at::Tensor& grad, const at::Tensor& mas
 }
 
 }  // namespace
+
+Runtime::Span span_of(const at::Tensor& tensor, bool is_write) {
+  if (tensor.numel() == 0) return {nullptr, 0, is_write};
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  size_t item = tensor.itemsize();
+  const char* begin = static_cast<const char*>(tensor.storage().data()) + size_t(tensor.storage_offset()) * item;
+  return {begin, size_t(last + 1) * item, is_write};
+}
+
+at::Tensor for_kernel(const at::Tensor& tensor) {
+  void* bytes = tensor.storage().data() == nullptr ? nullptr : const_cast<void*>(tensor.storage().data());
+  return over_same_bytes(tensor, c10::DispatchKey::CPU, runtime().for_kernels(bytes));
+}
 
 void grow_storage(const c10::Storage& storage, size_t bytes) { grow(storage, storage.device(), bytes); }
 

@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--pinned", action="store_true")
     parser.add_argument("--set-device", action="store_true", help="each rank makes the device of its number current")
     parser.add_argument("--farspan", action="store_true")
-    parser.add_argument("--plan", type=json.loads, default="auto", help="which module goes where")
+    parser.add_argument("--plan", type=json.loads, default=None, help="which module goes where")
     parser.add_argument("--measure", choices=("yes", "no"), default="yes")
     parser.add_argument("--save")
     options = parser.parse_args()
@@ -110,7 +110,7 @@ def main() -> None:
         import farspan
 
         measure = {} if options.measure == "yes" else {"measure": False}
-        model = farspan.distribute(model, plan=options.plan, **measure)
+        model = farspan.distribute(model, plan=options.plan or "auto", **measure)
     foreach = {"yes": True, "no": False, "default": None}[options.foreach]
     if options.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)

@@ -9,17 +9,19 @@ import os
 import sys
 
 
-class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
+class _AtImports(importlib.abc.MetaPathFinder):
     """Is asked for each module that is imported; only the moment matters, it finds nothing."""
 
     def find_spec(self, fullname, path, target=None):
         if fullname == "torch.cuda":
-            sys.meta_path.remove(self)
             from tests.emulated import torch_half
 
             torch_half.install()
-        return None
+        if fullname == "torch.distributed.distributed_c10d":
+            from tests.emulated import torch_half
+
+            torch_half.install_nccl()
 
 
 if os.environ.get("EMULATED_DEVICES"):
-    sys.meta_path.insert(0, _BeforeTorchCuda())
+    sys.meta_path.insert(0, _AtImports())
