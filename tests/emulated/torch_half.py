@@ -24,7 +24,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 __all__ = ["Settings", "install", "install_nccl", "native"]
@@ -133,7 +132,7 @@ def _at_end(settings: Settings) -> None:
     folder = os.environ.get("EMULATED_REPORT")
     if folder:
         report = {"command": sys.argv, "counters": counters, "races": races, "error": error}
-        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(report, indent=1))
+        native.write_file(os.path.join(folder, f"{os.getpid()}.json"), json.dumps(report, indent=1))
     elif races:
         print(f"emulated accelerator: {len(races)} races; the first:\n{races[0]}", file=sys.stderr)
 

@@ -418,7 +418,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     bool is_between = self.device() != source.device();
     if (is_between) {
       stream->wait_for(other->record());
-      runtime().counters.bytes_between_devices += bytes;
+      runtime().count_bytes(&Counters::bytes_between_devices, bytes);
     }
     runtime().launch(stream, is_between ? "copy between devices" : "copy_", {span_of(from, false), span_of(self, true)},
                      [to = for_kernel(self), from = for_kernel(from)] { to.copy_(from); });
@@ -431,14 +431,14 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   Stream* stream = runtime().current_stream(on_device.device().index());
   bool is_pinned = runtime().is_pinned(on_host.storage().data());
   if (to_device) {
-    runtime().counters.bytes_to_device += bytes;
+    runtime().count_bytes(&Counters::bytes_to_device, bytes);
     // Memory that is not pinned has been read when the call returns; pinned memory is read at some time later.
     at::Tensor seen = non_blocking && !is_pinned ? from.clone() : from;
     runtime().launch(stream, "copy to device", {span_of(self, true)}, [to = for_kernel(self), seen] { to.copy_(seen); });
     if (non_blocking && is_pinned) runtime().pinned_record_use(on_host.storage().data(), stream);
     if (!non_blocking) wait_on_host("copy to device", {stream->record()});
   } else {
-    runtime().counters.bytes_to_host += bytes;
+    runtime().count_bytes(&Counters::bytes_to_host, bytes);
     bool is_late = non_blocking && is_pinned;
     if (is_late && self.is_contiguous())  // until the copy has come there is nothing to read
       memset(static_cast<char*>(self.data_ptr()), 0xff, bytes);
@@ -462,7 +462,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   c10::DeviceGuard guard(self.device());
   Stream* stream = runtime().current_stream(self.device().index());
   auto found = std::make_shared<at::Scalar>();
-  runtime().counters.bytes_to_host += self.itemsize();
+  runtime().count_bytes(&Counters::bytes_to_host, self.itemsize());
   runtime().launch(stream, "item", {span_of(self, false)}, [found, from = for_kernel(self)] { *found = at::_local_scalar_dense(from); });
   wait_on_host("item", {stream->record()});
   return *found;

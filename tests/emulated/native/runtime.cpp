@@ -380,6 +380,11 @@ void Runtime::count_wait(const char* kind) {
   ++counters.host_waits[std::string(kind) + " at " + line];
 }
 
+void Runtime::count_bytes(uint64_t Counters::*which, size_t bytes) {
+  Guard guard(lock);
+  counters.*which += bytes;
+}
+
 void Runtime::wait_on_host(const char* kind, const std::vector<MarkPtr>& marks) {
   count_wait(kind);
   auto wait = [&] {

@@ -186,6 +186,7 @@ class Runtime {
   // What the host waits for, counted with the line of the program.
   void wait_on_host(const char* kind, const std::vector<MarkPtr>& marks);
   void count_wait(const char* kind);
+  void count_bytes(uint64_t Counters::*which, size_t bytes);
 
   // Work on a device, with the memory that it reads and writes.
   struct Span {
