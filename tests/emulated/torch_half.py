@@ -9,6 +9,8 @@ Settings, all by the environment, because ranks start with nothing else:
     EMULATED_SEED        of these draws (0)
     EMULATED_DEADLINE_S  after which a wait is an error (60)
     EMULATED_CHECK       0: accesses are not checked for an order
+    EMULATED_NCCL        0: torch was built without it
+    EMULATED_MACHINE     a name: devices of processes with other names are other devices
     EMULATED_REPORT      a folder: each process writes its races and its counters there as it ends
 """
 
@@ -23,10 +25,11 @@ import importlib.util
 import json
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Settings", "install", "install_nccl", "native"]
+__all__ = ["Settings", "install", "install_rest", "native"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class Settings:
         seed: Of the draws of lags.
         deadline_s: After which a wait is an error.
         check_order: Whether accesses are checked for an event that orders them.
+        has_nccl: Whether torch has an NCCL for them.
     """
 
     kind: str
@@ -52,6 +56,7 @@ class Settings:
     seed: int
     deadline_s: float
     check_order: bool
+    has_nccl: bool
 
     @staticmethod
     def of_environment() -> Settings:
@@ -68,6 +73,7 @@ class Settings:
             seed=number("SEED", 0),
             deadline_s=float(number("DEADLINE_S", 60)),
             check_order=bool(number("CHECK", 1)),
+            has_nccl=kind == "cuda" and bool(number("NCCL", 1)),
         )
 
 
@@ -96,13 +102,18 @@ def install() -> None:
     os.register_at_fork(after_in_child=_forked)
     if settings.kind == "cuda":
         _fill_in(settings)
+    else:
+        _name_module(settings)
 
 
-def install_nccl() -> None:
-    """Put what torch takes for NCCL in place, before `torch.distributed` looks whether it is there."""
+def install_rest() -> None:
+    """Put in place what needs more of torch, before `torch.distributed` looks whether there is an NCCL."""
     import torch._C._distributed_c10d as c10d
 
-    if native is not None and Settings.of_environment().kind == "cuda":
+    settings = Settings.of_environment()
+    if settings.kind == "cuda":
+        _resize_storages()
+    if settings.has_nccl:
         native.bind_nccl(c10d)
         module: Any = c10d
         module._DEFAULT_PG_NCCL_TIMEOUT = datetime.timedelta(minutes=10)
@@ -237,6 +248,9 @@ def _fill_in(settings: Settings) -> None:
                 raise NotImplementedError("events between processes are not emulated")
             return super().__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking)
 
+        def elapsed_time(self, end_event: Any) -> float:
+            return native.elapsed_ms(self.event_id, end_event.event_id)
+
         @property
         def cuda_event(self) -> int:
             return self.event_id
@@ -314,3 +328,58 @@ def _fill_in(settings: Settings) -> None:
     for name, value in names.items():
         setattr(c, name, value)
     c._has_cuda = True
+
+
+def _resize_storages() -> None:
+    """Let storages of the device change their size, which torch's C++ half does for those of the CPU alone."""
+    import torch
+    from torch.storage import UntypedStorage
+
+    of_torch = UntypedStorage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return of_torch(self, size)
+        native.set_storage_bytes(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size)
+        return self
+
+    setattr(UntypedStorage, "resize_", resize_)  # noqa: B010
+
+
+def _name_module(settings: Settings) -> None:
+    """Give the devices a name of their own, which programs reach through `torch.accelerator`."""
+    import torch
+
+    torch._C._rename_privateuse1_backend(settings.kind)
+    module: Any = types.ModuleType(f"torch.{settings.kind}")
+
+    def indices(device: Any = None) -> int:
+        index = torch.device(device).index if isinstance(device, str | torch.device) else device
+        return native.current_device() if index is None else index
+
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        native.default_generator(indices(device)).set_state(state)
+
+    def seed_all(seed: int) -> None:
+        for index in range(settings.num_devices):
+            native.default_generator(index).manual_seed(seed)
+
+    names: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: _is_forked,
+        "_lazy_init": lambda: None,
+        "device_count": native.device_count,
+        "current_device": native.current_device,
+        "set_device": lambda device: native.exchange_device(indices(device)),
+        "synchronize": lambda device=None: native.synchronize(indices(device)),
+        "get_rng_state": lambda device=None: native.default_generator(indices(device)).get_state(),
+        "set_rng_state": set_rng_state,
+        "manual_seed": lambda seed: native.default_generator(indices()).manual_seed(seed),
+        "manual_seed_all": seed_all,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+    }
+    for name, value in names.items():
+        setattr(module, name, value)
+    sys.modules[module.__name__] = module
+    setattr(torch, settings.kind, module)

@@ -313,6 +313,8 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   return generators->at(size_t(index < 0 ? runtime().current_device() : index));
 }
 
+double elapsed_ms(void* from, void* to) { return DeviceGuardOfEmulation().elapsedTime(from, to, 0); }
+
 void register_backend() {
   static auto* guard = new DeviceGuardOfEmulation;
   static c10::impl::DeviceGuardImplRegistrar registrar(device_type, guard);

@@ -20,6 +20,9 @@ c10::DeviceAllocator* allocator();
 const at::Generator& default_generator(c10::DeviceIndex index);
 void grow_storage(const c10::Storage& storage, size_t bytes);
 
+// The time between two recorded events of the guard's, in milliseconds.
+double elapsed_ms(void* from, void* to);
+
 // Waits, and raises what kernels of these devices have raised.
 void wait_on_host(const char* kind, const std::vector<MarkPtr>& marks);
 

@@ -160,6 +160,9 @@ PYBIND11_MODULE(emulated_accelerator, module) {
       std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
     });
   });
+  module.def("elapsed_ms", [](intptr_t from, intptr_t to) {
+    return elapsed_ms(reinterpret_cast<void*>(from), reinterpret_cast<void*>(to));
+  });
   module.def("counters", counters);
   module.def("reset_counters", [] {
     std::lock_guard<std::recursive_mutex> guard(runtime().lock);

@@ -68,10 +68,10 @@ def batches(kind: str, steps: int, micro_batches: int):
         step = []
         for _ in range(micro_batches):
             if kind == "mlp":
-                x = torch.randn(4, 16, generator=generator)
-                y = torch.randint(8, (4,), generator=generator)
+                x = torch.randn(4, 16, generator=generator, device="cpu")
+                y = torch.randint(8, (4,), generator=generator, device="cpu")
             else:
-                ids = torch.randint(31, (2, 9), generator=generator)
+                ids = torch.randint(31, (2, 9), generator=generator, device="cpu")
                 x, y = ids[:, :-1], ids[:, 1:]
             step.append((x, y))
         yield step
@@ -92,6 +92,8 @@ def main() -> None:
     parser.add_argument("--set-device", action="store_true", help="each rank makes the device of its number current")
     parser.add_argument("--farspan", action="store_true")
     parser.add_argument("--plan", type=json.loads, default=None, help="which module goes where")
+    parser.add_argument("--more", type=json.loads, default={}, help="more arguments of distribute")
+    parser.add_argument("--to", choices=("before", "after", "default"), default="before")
     parser.add_argument("--measure", choices=("yes", "no"), default="yes")
     parser.add_argument("--save")
     options = parser.parse_args()
@@ -104,13 +106,19 @@ def main() -> None:
 
         torch.cuda.set_device(farspan.rank() % torch.cuda.device_count())
         options.device = f"cuda:{torch.cuda.current_device()}"
-    model = Mlp() if options.model == "mlp" else Gpt(dropout=options.dropout)
-    model.to(options.device)
+    build = Mlp if options.model == "mlp" else lambda: Gpt(dropout=options.dropout)
+    if options.to == "default":
+        torch.set_default_device(options.device)
+    model = build()
+    if options.to == "before":
+        model.to(options.device)
     if options.farspan:
         import farspan
 
         measure = {} if options.measure == "yes" else {"measure": False}
-        model = farspan.distribute(model, plan=options.plan or "auto", **measure)
+        model = farspan.distribute(model, plan=options.plan or "auto", **measure, **options.more)
+        if options.to == "after":
+            model.to(options.device)
     foreach = {"yes": True, "no": False, "default": None}[options.foreach]
     if options.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)

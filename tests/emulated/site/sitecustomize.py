@@ -20,7 +20,7 @@ class _AtImports(importlib.abc.MetaPathFinder):
         if fullname == "torch.distributed.distributed_c10d":
             from tests.emulated import torch_half
 
-            torch_half.install_nccl()
+            torch_half.install_rest()
 
 
 if os.environ.get("EMULATED_DEVICES"):
