@@ -16,7 +16,7 @@ x = torch.ones(1000, device="cuda")
 torch.cuda.synchronize()
 """
 SLOW = {"lag_us": 0}
-"""Without drawn lags, where a program occupies a stream itself."""
+"""Without drawn lags: where a program occupies a stream itself."""
 
 
 def test_missing_event_shows(run: Run) -> None:

@@ -286,14 +286,14 @@ class ProcessGroupNccl final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> send(Tensors& tensors, int peer, int) override {
     at::Tensor tensor = checked(tensors);
     auto found = communicator(tensor.get_device(), {std::min(rank_, peer), std::max(rank_, peer)});
-    return start(c10d::OpType::SEND, "nccl send", found, {tensor}, {}, [=, from = for_kernel(tensor)] {
+    return start(c10d::OpType::SEND, "nccl send to rank " + std::to_string(peer), found, {tensor}, {}, [=, from = for_kernel(tensor)] {
       found->send(peer, from.data_ptr(), from.nbytes());
     });
   }
   c10::intrusive_ptr<c10d::Work> recv(Tensors& tensors, int peer, int) override {
     at::Tensor tensor = checked(tensors);
     auto found = communicator(tensor.get_device(), {std::min(rank_, peer), std::max(rank_, peer)});
-    return start(c10d::OpType::RECV, "nccl receive", found, {}, {tensor}, [=, to = for_kernel(tensor)] {
+    return start(c10d::OpType::RECV, "nccl receive from rank " + std::to_string(peer), found, {}, {tensor}, [=, to = for_kernel(tensor)] {
       found->receive(peer, to.data_ptr(), to.nbytes());
     });
   }
@@ -401,7 +401,7 @@ class ProcessGroupNccl final : public c10d::Backend {
     return communicators_[key] = made;
   }
 
-  c10::intrusive_ptr<c10d::Work> start(c10d::OpType type, const char* name, const CommunicatorPtr& found,
+  c10::intrusive_ptr<c10d::Work> start(c10d::OpType type, const std::string& name, const CommunicatorPtr& found,
                                        const Tensors& read, const Tensors& written, std::function<void()> transfers) {
     std::vector<Runtime::Span> spans;
     Tensors kept;

@@ -71,7 +71,7 @@ Position Stream::launch(std::string name, std::function<void()> work) {
     is_started_ = true;
     std::thread([this] { loop(); }).detach();
   }
-  bool is_mark = name == "event";
+  bool is_mark = name == "event" || name.rfind("wait for stream", 0) == 0;
   queue_.push_back({std::move(name), std::move(work), is_mark});
   Position position = ++launched_;
   changed_.notify_all();
@@ -84,7 +84,7 @@ void Stream::loop() {
     Item item;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      now_ = "nothing";
+      if (queue_.empty()) now_ = "nothing";
       changed_.wait(lock, [this] { return !queue_.empty(); });
       item = std::move(queue_.front());
       queue_.pop_front();
@@ -124,7 +124,9 @@ void Stream::wait_for(const MarkPtr& mark) {
   Guard guard(run.lock);
   run.join(clock, mark->clock);
   if (mark->stream == this) return;
-  launch("wait for a stream", [mark] { mark->stream->wait_on_host(mark->position); });
+  std::string name = "wait for stream " + std::to_string(mark->stream->id) + " of device " +
+                     std::to_string(mark->stream->device);
+  launch(name, [mark] { mark->stream->wait_on_host(mark->position); });
 }
 
 void Stream::wait_on_host(Position position) {
@@ -134,8 +136,12 @@ void Stream::wait_on_host(Position position) {
   if (changed_.wait_for(lock, limit, [&] { return done_.load() >= position; })) return;
   std::string now = now_;
   lock.unlock();
+  std::string others;
+  for (Stream* other : runtime().streams_of(device))
+    if (other != this && other->doing() != "nothing")
+      others += "; stream " + std::to_string(other->id) + " is at \"" + other->doing() + "\"";
   throw Error("stream " + std::to_string(id) + " of device " + std::to_string(device) + " has not come to an end in " +
-              std::to_string(int(settings.deadline_s)) + " s: it is at \"" + now + "\"");
+              std::to_string(int(settings.deadline_s)) + " s: it is at \"" + now + "\"" + others);
 }
 
 std::string Stream::doing() {
