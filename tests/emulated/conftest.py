@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def accelerator() -> Path:
     """The extension, which is built if it is not there yet."""
     try:

@@ -42,7 +42,10 @@ at::Tensor over_same_bytes(const at::Tensor& tensor, c10::DispatchKey key, void*
   return found;
 }
 
-at::Tensor for_meta(const at::Tensor& tensor) { return over_same_bytes(tensor, c10::DispatchKey::Meta, nullptr); }
+// A number that is on the CPU stays there: it has no shape to speak of, and a meta kernel may look at it.
+at::Tensor for_meta(const at::Tensor& tensor) {
+  return is_on_device(tensor) ? over_same_bytes(tensor, c10::DispatchKey::Meta, nullptr) : tensor;
+}
 
 // Applies a function to each tensor of a value; lists are copied.
 template <class F>
