@@ -105,11 +105,6 @@ py::dict counters() {
   return result;
 }
 
-std::vector<std::string> take_races() {
-  std::lock_guard<std::recursive_mutex> guard(runtime().lock);
-  return std::exchange(runtime().races, {});
-}
-
 }  // namespace
 }  // namespace emulated
 
@@ -172,7 +167,7 @@ PYBIND11_MODULE(emulated_accelerator, module) {
   module.def("write_file", [](const std::string& path, const std::string& text) {
     std::ofstream(path) << text;
   });
-  module.def("take_races", take_races);
+  module.def("take_races", [] { return runtime().take_races(); });
   module.def("bind_nccl", bind_nccl);
   module.def("abort_all_communicators", abort_all_communicators);
   module.def("forget_errors", [] { runtime().forget_errors(); });

@@ -20,12 +20,26 @@ namespace {
 
 using Guard = std::lock_guard<std::recursive_mutex>;
 constexpr size_t kRound = 512;
+constexpr size_t kMostRaces = 100;
 constexpr int kPoison = 0xff;  // nan in every floating type, -1 in integers
 
 thread_local int this_device = 0;
 thread_local std::vector<Stream*> this_streams;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Where the program is, taken before the runtime's lock is: whoever has the interpreter's lock may wait for ours.
+thread_local std::shared_ptr<Stack> stack_of_call;
+
+struct TakesStack {
+  bool is_outermost = stack_of_call == nullptr && settings.check_order && take_stack;
+  TakesStack() {
+    if (is_outermost) stack_of_call = take_stack();
+  }
+  ~TakesStack() {
+    if (is_outermost) stack_of_call = nullptr;
+  }
+};
 
 // An access to memory that the host may not touch is named before the process ends as it would on its own.
 struct sigaction before_us[2];
@@ -192,6 +206,7 @@ void Device::give_back(size_t offset, size_t room) {
 }
 
 void* Device::allocate(size_t bytes, Stream* stream) {
+  TakesStack takes_stack;
   Guard guard(runtime().lock);
   size_t wanted = round_up(std::max<size_t>(bytes, 1), kRound);
   free_deferred();
@@ -241,6 +256,7 @@ void Device::put_away(const std::shared_ptr<Block>& block) {
 }
 
 void Device::release(void* pointer) {
+  TakesStack takes_stack;
   Guard guard(runtime().lock);
   auto block = block_at(pointer);
   if (block == nullptr) return;
@@ -280,6 +296,7 @@ void Device::record_use(void* pointer, Stream* stream) {
 }
 
 void Device::release_cache() {
+  TakesStack takes_stack;
   Guard guard(runtime().lock);
   for (Stream* stream : runtime().streams_of(index)) stream->wait_on_host(stream->last());
   for (Stream* stream : runtime().streams_of(index)) {
@@ -405,7 +422,8 @@ void Runtime::wait_on_host(const char* kind, const std::vector<MarkPtr>& marks) 
 }
 
 Position Runtime::launch(Stream* stream, std::string name, const std::vector<Span>& spans, std::function<void()> work) {
-  std::shared_ptr<Stack> stack = settings.check_order && take_stack ? take_stack() : nullptr;
+  TakesStack takes_stack;
+  std::shared_ptr<Stack> stack = stack_of_call;
   Guard guard(lock);
   ++counters.launches[name];
   Position position = stream->launch(name, std::move(work));
@@ -432,14 +450,7 @@ void Runtime::check_order(Block& block, const Access& access) {
     bool is_before = before.stream == access.stream ||
                      (clock.size() > before.stream->number && clock[before.stream->number] >= before.position);
     if (overlaps && !is_before && (before.is_write || access.is_write)) {
-      auto describe = [](const Access& one) {
-        return std::string(one.is_write ? "written" : "read") + " by " + one.name + " (stream " +
-               std::to_string(one.stream->id) + " of device " + std::to_string(one.stream->device) + ", position " +
-               std::to_string(one.position) + ")\n" + (one.stack ? one.stack->text() : "");
-      };
-      if (races.size() < 100)
-        races.push_back("no event orders two accesses to memory of device " + std::to_string(block.device) + ":\n" +
-                        describe(before) + "and " + describe(access));
+      if (races_.size() < kMostRaces) races_.push_back({before, access, block.device});
     }
     // An access that the new one comes after says nothing more, if the new one covers it: all that comes after the
     // new one comes after both.
@@ -449,6 +460,25 @@ void Runtime::check_order(Block& block, const Access& access) {
   }
   kept.push_back(access);
   block.accesses = std::move(kept);
+}
+
+std::vector<std::string> Runtime::take_races() {
+  std::vector<Race> found;
+  {
+    Guard guard(lock);
+    found.swap(races_);
+  }
+  std::vector<std::string> texts;  // written without the lock: stacks are Python's
+  for (const Race& race : found) {
+    auto describe = [](const Access& one) {
+      return std::string(one.is_write ? "written" : "read") + " by " + one.name + " (stream " +
+             std::to_string(one.stream->id) + " of device " + std::to_string(one.stream->device) + ", position " +
+             std::to_string(one.position) + ")\n" + (one.stack ? one.stack->text() : "");
+    };
+    texts.push_back("no event orders two accesses to memory of device " + std::to_string(race.device) + ":\n" +
+                    describe(race.before) + "and " + describe(race.after));
+  }
+  return texts;
 }
 
 void Runtime::fail(int device, const std::string& message) {

@@ -216,7 +216,8 @@ class Runtime {
 
   std::recursive_mutex lock;  // clocks, blocks, counters
   Counters counters;
-  std::vector<std::string> races;
+  // The races since the last call, as texts; the interpreter's lock is held.
+  std::vector<std::string> take_races();
   Clock host_clock;
   void join(Clock& clock, const Clock& other);
   double now_s() const;
@@ -224,6 +225,11 @@ class Runtime {
 
  private:
   void check_order(Block& block, const Access& access);
+  struct Race {
+    Access before, after;
+    int device;
+  };
+  std::vector<Race> races_;
   bool is_started_ = false;
   std::vector<std::vector<std::unique_ptr<Stream>>> streams_;  // by device and id
   size_t num_streams_ = 0;
