@@ -110,7 +110,7 @@ def main() -> None:
     if options.to == "default":
         torch.set_default_device(options.device)
     model = build()
-    if options.to == "before":
+    if options.to == "before" or (options.to == "after" and not options.farspan):
         model.to(options.device)
     if options.farspan:
         import farspan
