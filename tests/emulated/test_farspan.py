@@ -63,7 +63,7 @@ BROKEN = {
         {"nccl": 0},
     ),
     "moved after": (
-        "the device's index is part of the digest: ranks that move to devices of their own are said to differ",
+        "a recorded .to(device) of a parameter is predicted without gradient (RecordError), or differs by the device's index",
         "--measure no --to after",
         "--set-device",
         2,
