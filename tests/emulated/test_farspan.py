@@ -63,7 +63,7 @@ BROKEN = {
         {"nccl": 0},
     ),
     "moved after": (
-        "a recorded .to(device) of a parameter is predicted without gradient (RecordError), or differs by the device's index",
+        "a recorded .to(device) of a parameter is predicted without gradient, or differs by its index",
         "--measure no --to after",
         "--set-device",
         2,
