@@ -1,0 +1,156 @@
+"""Trains a small model in an accumulation loop, plainly or with farspan, and saves its losses and its weights.
+
+python train.py --device cuda:0 --save plain.pt            the program that the others are compared with
+farspan run -n 2 train.py --plan '{"": ...}' --save far.pt
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 16, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return self.head(x)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
+        return x + self.drop(self.mlp(self.norm2(x)))
+
+
+class Gpt(nn.Module):
+    """A GPT whose head is tied to its embedding."""
+
+    def __init__(self, vocab: int = 31, width: int = 16, heads: int = 2, depth: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(32, width)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def batches(kind: str, steps: int, micro_batches: int):
+    """Yields the micro-batches of each step, on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        step = []
+        for _ in range(micro_batches):
+            if kind == "mlp":
+                x = torch.randn(4, 16, generator=generator, device="cpu")
+                y = torch.randint(8, (4,), generator=generator, device="cpu")
+            else:
+                ids = torch.randint(31, (2, 9), generator=generator, device="cpu")
+                x, y = ids[:, :-1], ids[:, 1:]
+            step.append((x, y))
+        yield step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=("mlp", "gpt"), default="mlp")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
+    parser.add_argument("--foreach", choices=("yes", "no", "default"), default="default")
+    parser.add_argument("--autocast", choices=("bfloat16", "float16"))
+    parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--pinned", action="store_true")
+    parser.add_argument("--set-device", action="store_true", help="each rank makes the device of its number current")
+    parser.add_argument("--farspan", action="store_true")
+    parser.add_argument("--plan", type=json.loads, default=None, help="which module goes where")
+    parser.add_argument("--more", type=json.loads, default={}, help="more arguments of distribute")
+    parser.add_argument("--to", choices=("before", "after", "default"), default="before")
+    parser.add_argument("--measure", choices=("yes", "no"), default="yes")
+    parser.add_argument("--save")
+    options = parser.parse_args()
+
+    # a CPU has a kernel for attention of its own, which rounds in another order
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.manual_seed(0)
+    if options.set_device:
+        import farspan
+
+        torch.cuda.set_device(farspan.rank() % torch.cuda.device_count())
+        options.device = f"cuda:{torch.cuda.current_device()}"
+    build = Mlp if options.model == "mlp" else lambda: Gpt(dropout=options.dropout)
+    if options.to == "default":
+        torch.set_default_device(options.device)
+    model = build()
+    if options.to == "before" or (options.to == "after" and not options.farspan):
+        model.to(options.device)
+    if options.farspan:
+        import farspan
+
+        measure = {} if options.measure == "yes" else {"measure": False}
+        model = farspan.distribute(model, plan=options.plan or "auto", **measure, **options.more)
+        if options.to == "after":
+            model.to(options.device)
+    foreach = {"yes": True, "no": False, "default": None}[options.foreach]
+    if options.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach)
+    kind = torch.device(options.device).type
+    dtype = getattr(torch, options.autocast) if options.autocast else torch.bfloat16
+    scaler = torch.amp.GradScaler(kind, enabled=options.autocast == "float16")
+    losses = []
+    for step in batches(options.model, options.steps, options.micro_batches):
+        optimizer.zero_grad()
+        total = 0.0
+        for x, y in step:
+            if options.pinned:
+                x, y = x.pin_memory(), y.pin_memory()
+            x, y = x.to(options.device, non_blocking=options.pinned), y.to(options.device, non_blocking=options.pinned)
+            with torch.autocast(kind, dtype=dtype, enabled=options.autocast is not None):
+                out = model(x)
+                loss = F.cross_entropy(out.flatten(0, -2).float(), y.flatten()) / len(step)
+            scaler.scale(loss).backward()
+            total = total + loss.detach()
+        if options.clip:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(total))
+    print(losses)
+    if options.save:
+        state = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+        torch.save({"losses": losses, "state": state}, options.save)
+
+
+if __name__ == "__main__":
+    main()
