@@ -338,7 +338,7 @@ def on(place: str) -> Iterator[None]:
     """
     engine = current_engine()
     if engine is None:
-        stages_at([], place, num_ranks_to_be())  # nothing is recorded yet: only its form counts
+        stages_at([], place, [], num_ranks_to_be())  # nothing is recorded yet: only its form counts
         yield
         return
     with ops_at(engine.recorder, place):

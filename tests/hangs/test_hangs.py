@@ -61,7 +61,8 @@ def test_ranks_of_a_launcher(tmp_path: Path) -> None:
 def test_ranks_of_a_launcher_that_is_started_as_users_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path)
     job.start(READY + WAITS)
-    job.pid(0), job.pid(1)
+    for rank in (0, 1):
+        job.pid(rank)
     monkeypatch.setattr("tests.support.launcher.TIMEOUT_S", 0.5)
     with pytest.raises(AssertionError, match=r"not ended after 0\.5 s") as caught:
         job.end()

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def profile_of(build: Callable[[], nn.Module], example: torch.Tensor) -> CostedG
 
 def in_equal_times(node: CostedNode) -> CostedNode:
     forward_s, backward_s, weight_s = [
-        1e-3 * (seconds > 0) for seconds in (node.forward_s, node.backward_s, node.weight_s)
+        1e-3 * (cast(float, seconds) > 0) for seconds in (node.forward_s, node.backward_s, node.weight_s)
     ]
     return replace(node, forward_s=forward_s, backward_s=backward_s, weight_s=weight_s)
 

@@ -339,4 +339,9 @@ def test_another_memory_layout_is_an_error(relay: Any, hint: str) -> None:
 def test_the_same_memory_layout_is_none() -> None:
     """A stride along one element says nothing."""
     models = [nn.Sequential(nn.Conv2d(2, 3, 1), nn.Linear(4, 6)) for _ in range(2)]
-    run_threads(2, lambda rank: farspan.distribute(models[rank]).to(memory_format=torch.channels_last))
+
+    def program(rank: int) -> None:
+        model: Any = farspan.distribute(models[rank])
+        model.to(memory_format=torch.channels_last)
+
+    run_threads(2, program)
