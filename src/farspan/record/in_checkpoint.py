@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 from farspan.call.leaf import Leaf
 from farspan.call.side_effects.attributes import HeldState, own_attributes
-from farspan.record.tensor import plain_versions
+from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
     from farspan.graph import Call
@@ -74,10 +74,15 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
         _refuse(recorder, f"{leaf.name} prints, writes into a file, or sets a variable around it")
     held, tensors = HeldState([module]), _tensors_of(module)
     versions = plain_versions(list(tensors.values()))
+    graph, num_before = recorder.current, len(recorder.current.calls)
     yield
-    changed = [name for name, tensor in _tensors_of(module).items() if tensors.get(name) is not tensor]
-    for name in changed or [name for _, name in held.changed()]:
+    calls = graph.calls[num_before:] if recorder.current is graph else None
+    now = {name: item for name, item in _tensors_of(module).items() if tensors.get(name) is not item}
+    anew = {name: item for name, item in now.items() if _is_set_anew(item, tensors.get(name), calls)}
+    changed = [name for name in now if name not in anew]
+    for name in changed or [name for _, name in held.changed() if name not in anew]:
         _refuse(recorder, f"a {type(module).__name__} changes its attribute {name}")
+    module.__dict__.update({name: item for name, item in anew.items() if name in module.__dict__})
     if plain_versions(list(tensors.values())) != versions:
         _refuse(recorder, f"a {type(module).__name__} writes into a tensor of its own ({', '.join(tensors)})")
 
@@ -90,6 +95,16 @@ def containers_around(recorder: Recording, function: Any) -> list[nn.Module]:
     around = [cell.cell_contents for cell in cells if cell != types.CellType()]
     found = [item for item in (getattr(function, "__self__", None), *around) if isinstance(item, nn.Module)]
     return [item for item in found if (leaf := recorder.leaves.get(id(item))) is None or leaf.is_open]
+
+
+def _is_set_anew(item: torch.Tensor, before: torch.Tensor | None, calls: Sequence[Call] | None) -> bool:
+    """Returns whether an attribute has got a result of calls of a checkpoint that does not rest on what it was, such
+    as a loss beside the output: to compute it twice gives the same.
+    """
+    if not isinstance(item, LazyTensor) or calls is None:
+        return False
+    old = {id(before), id(getattr(before, "_value", before))} - {id(None)}
+    return not any(id(each) in old for call in calls for each in call.arguments or ())
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
