@@ -376,6 +376,42 @@ def test_a_checkpoint_over_stages_that_changes_nothing_is_recorded(*, is_reentra
     assert run_threads(2, lambda rank: train(farspan.distribute(models[rank], plan=plan))) == [train(model)] * 2
 
 
+class Means(nn.Module):
+    """Keeps a mean beside its output, of this call alone or of all."""
+
+    def __init__(self, *, is_running: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.is_running = nn.Linear(4, 4), nn.Linear(4, 4), is_running
+        self.mean = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.both, x, use_reentrant=False)
+
+    def both(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        mean = hidden.detach().mean()
+        self.mean = 0.5 * self.mean + mean if self.is_running else mean
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_an_attribute_may_be_set_anew_in_a_checkpoint_and_not_rest_on_what_it_was(*, is_running: bool) -> None:
+    plan = {"0": "rank:0", "1.first": "rank:0", "1.last": "rank:1"}
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Means(is_running=is_running))
+    models = [copy.deepcopy(model) for _ in range(2)]
+
+    def program(model: Any) -> Any:
+        return train(model), model[1].mean.item()
+
+    if is_running:
+        with pytest.raises(RecordError, match="a Means changes its attribute mean in a checkpoint"):
+            run_threads(2, lambda rank: program(farspan.distribute(models[rank], plan=plan)))
+    else:
+        plain = program(model)
+        assert run_threads(2, lambda rank: program(farspan.distribute(models[rank], plan=plan))) == [plain] * 2
+
+
 class Alternates(nn.Module):
     """The order of its dictionary says which of its layers is next."""
 
