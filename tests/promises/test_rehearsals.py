@@ -412,6 +412,20 @@ def test_an_attribute_may_be_set_anew_in_a_checkpoint_and_not_rest_on_what_it_wa
         assert run_threads(2, lambda rank: program(farspan.distribute(models[rank], plan=plan))) == [plain] * 2
 
 
+def test_a_checkpoint_of_a_plain_model_beside_a_distributed_one_is_its_own_affair() -> None:
+    models = [built(Tanh) for _ in range(2)]
+    torch.manual_seed(0)
+    beside = [nn.Sequential(nn.Linear(4, 4), Means(is_running=True)) for _ in range(2)]
+    wanted = train(copy.deepcopy(beside[0]))
+    beside[1].load_state_dict(beside[0].state_dict())
+
+    def program(rank: int) -> list[float]:
+        farspan.distribute(models[rank])
+        return train(beside[rank])
+
+    assert run_threads(2, program) == [wanted] * 2
+
+
 class Alternates(nn.Module):
     """The order of its dictionary says which of its layers is next."""
 

@@ -94,7 +94,14 @@ def containers_around(recorder: Recording, function: Any) -> list[nn.Module]:
     cells = getattr(function, "__closure__", None) or ()
     around = [cell.cell_contents for cell in cells if cell != types.CellType()]
     found = [item for item in (getattr(function, "__self__", None), *around) if isinstance(item, nn.Module)]
-    return [item for item in found if (leaf := recorder.leaves.get(id(item))) is None or leaf.is_open]
+    return [item for item in found if _lies_on_several_stages(recorder, item)]
+
+
+def _lies_on_several_stages(recorder: Recording, module: nn.Module) -> bool:
+    leaf = recorder.leaves.get(id(module))
+    if leaf is not None:
+        return leaf.is_open
+    return any(id(parameter) in recorder.placed for parameter in module.parameters())  # else it is not distributed
 
 
 def _is_set_anew(item: torch.Tensor, before: torch.Tensor | None, calls: Sequence[Call] | None) -> bool:
