@@ -34,6 +34,15 @@ def test_two_ranks(run: Run, tmp_path: Path, words: str) -> None:
     same_as_plain(run, tmp_path, words + " --measure no", "--set-device")
 
 
+def test_two_ranks_whose_first_step_is_measured_and_whose_model_moves(run: Run, tmp_path: Path) -> None:
+    same_as_plain(run, tmp_path, "--model mlp", "--set-device")
+
+
+def test_two_ranks_where_torch_knows_the_devices_by_another_name(run: Run, tmp_path: Path) -> None:
+    words = "--model mlp --measure no --device npu:0"
+    same_as_plain(run, tmp_path, words, "--device npu:0", devices="npu:2")
+
+
 def test_one_process_with_two_devices(run: Run, tmp_path: Path) -> None:
     same_as_plain(run, tmp_path, "--model mlp", "--plan " + TWO_DEVICES, ranks=1)
 
@@ -41,13 +50,6 @@ def test_one_process_with_two_devices(run: Run, tmp_path: Path) -> None:
 CPU_AND_DEVICE = '{"": "rank:0/cuda:0", "layers.2": "rank:1/cpu", "layers.3": "rank:1/cpu"}'
 HEAD_ON_THE_OTHER = '{"": "rank:0/cuda:0", "layers.3": "rank:0/cuda:1", "head": "rank:0/cuda:1"}'
 BROKEN = {
-    "measured": (
-        "place/measure/profiling_executor.py, _now_ns: synchronize waits for receives that are posted ahead, too",
-        "",
-        "--set-device",
-        2,
-        SHORT,
-    ),
     "no device set": (
         "execute/teams.py, worker_at: a rank alone is the current device of whoever asks, so both are on cuda:0",
         "--measure no",
@@ -82,13 +84,6 @@ BROKEN = {
         "--plan " + HEAD_ON_THE_OTHER,
         1,
         SHORT,
-    ),
-    "another name": (
-        "execute/teams.py, worker_at: a rank alone is the CPU where there is no torch.cuda",
-        "--measure no --device npu:0",
-        "--device npu:0",
-        2,
-        {"devices": "npu:2"},
     ),
 }
 """What breaks, by name: the place and the cause; words of both programs, those of farspan's, ranks, settings."""
