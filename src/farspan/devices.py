@@ -1,6 +1,7 @@
 """The devices of this process, of whatever kind: through `torch.accelerator`, which knows CUDA, ROCm, XPU and others.
 
-A process has at most one kind of accelerator, beside its CPU. Nothing here makes a process take hold of one.
+A process has at most one kind of accelerator, beside its CPU. To ask which of them is current takes hold of it; to ask
+whether there are any, or of which type, does not.
 """
 
 from __future__ import annotations

@@ -43,6 +43,14 @@ def test_two_ranks_where_torch_knows_the_devices_by_another_name(run: Run, tmp_p
     same_as_plain(run, tmp_path, words, "--device npu:0", devices="npu:2")
 
 
+def test_the_scalars_of_a_step_come_to_the_host_at_once(run: Run, tmp_path: Path) -> None:
+    """Of three steps with four losses each, on the rank that has them; the other one has none."""
+    ended = same_as_plain(run, tmp_path, "--model mlp --measure no --steps 3", "--set-device")
+    waits = [report["counters"]["host_waits"] for report in ended.reports if report["counters"]["host_waits"]]
+    of_scalars = [sum(n for where, n in each.items() if "execute/exchange.py" in where) for each in waits]
+    assert sorted(of_scalars)[-1] == 3, waits
+
+
 def test_one_process_with_two_devices(run: Run, tmp_path: Path) -> None:
     same_as_plain(run, tmp_path, "--model mlp", "--plan " + TWO_DEVICES, ranks=1)
 

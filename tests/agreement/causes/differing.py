@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import farspan
 
 RANK, STORY = int(os.environ["RANK"]), sys.argv[1]
+FOLDER = sys.argv[2] if len(sys.argv) > 2 else ""
 X, Y = torch.linspace(-1.0, 1.0, 48).reshape(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
@@ -65,7 +65,11 @@ for number, batch in enumerate(batches()):
         for item in DataLoader(TensorDataset(X), batch_size=3):
             print(model(item[0]).argmax(-1).tolist())  # here: loader
     if STORY == "save" and farspan.rank() == 0:
-        farspan.save(tempfile.mkdtemp(), model=model)  # here: save
+        farspan.save(FOLDER, model=model)  # here: save
+    if STORY == "restore":
+        farspan.save(FOLDER, model=model, step=number)
+        if farspan.rank() == 0:
+            farspan.load(FOLDER, model=model)  # here: restore
     if STORY == "load":
         if farspan.rank() == 0:
             model.load_state_dict({name: torch.zeros_like(item) for name, item in model.state_dict().items()})

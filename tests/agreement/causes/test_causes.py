@@ -26,6 +26,7 @@ CAUSES = {
     "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
     "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],
     "save": [f"rank 0: farspan.save, at {line_of('save')}", f"rank 1: body at {PROGRAM}:"],
+    "restore": [f"rank 0: farspan.load, at {line_of('restore')}", f"rank 1: body at {PROGRAM}:"],
     "break": [
         f"rank 1 has come past its program's last line,\n       after optimizer.step(), at {line_of('step')}",
         LOOP,
@@ -42,8 +43,8 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("story", CAUSES)
-def test_the_hint_follows_the_cause(story: str) -> None:
-    finished = run_processes(2, PROGRAM, [story])
+def test_the_hint_follows_the_cause(story: str, tmp_path: Path) -> None:
+    finished = run_processes(2, PROGRAM, [story, str(tmp_path / "checkpoints")])
     found = next(each.stderr for each in finished if "DivergenceError: " in each.stderr)
     assert any(each.code for each in finished)
     for words in CAUSES[story]:

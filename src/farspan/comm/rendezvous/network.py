@@ -19,7 +19,7 @@ from farspan.comm.router import Router
 from farspan.comm.same_host.copies import SameHostTransport
 from farspan.control.channel import SideChannel
 from farspan.control.groups.group_channel import GroupChannel
-from farspan.devices import current_device
+from farspan.devices import device_types
 from farspan.launch.rank.process_end import at_process_end
 from farspan.program.program import NCCL_DEVICE_TYPE
 
@@ -115,7 +115,7 @@ class SocketNetwork:
     def open_router(self, gather: Gather, limit_s: float) -> Router:
         rank, store = self.rank, self.peers.store
         device = None
-        if current_device().type == NCCL_DEVICE_TYPE and dist.is_nccl_available():
+        if NCCL_DEVICE_TYPE in device_types() and dist.is_nccl_available():
             device = NcclTransport(dist.PrefixStore("nccl", store), rank)
         near = None
         # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the
