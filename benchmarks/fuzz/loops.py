@@ -425,7 +425,7 @@ def draw_loop(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:
     micro_batches = rng.choice(([4], [2, 2], [3, 3], [4, 4], [2, 2, 2], [4, 2, 3], [2, 2, 2, 2]))
     if model["cells"]:
         micro_batches = [micro_batches[0]] * len(micro_batches)
-    is_used_once = not is_called_twice(model)  # a weight's casts are added up: docs/limits.md
+    is_used_once = not (is_called_twice(model) or model["ties"])  # a weight's casts are added up: docs/limits.md
     return {
         "steps": rng.choice((2, 2, 3)),
         "micro_batches": micro_batches,

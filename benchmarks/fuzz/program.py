@@ -143,7 +143,8 @@ def _draw_other(rng: random.Random, model: dict[str, Any], loop: dict[str, Any],
             rng.shuffle(places)
             options["plan"] = {name: f"rank:{place}" for name, place in zip(names, places, strict=True)}
             if ranks > 1 and rng.random() < 0.25:
-                options["plan"][rng.choice(names)] = "rank:0+rank:1"
+                first = [name for name, place in options["plan"].items() if place in ("rank:0", "rank:1")]
+                options["plan"][rng.choice(first)] = "rank:0+rank:1"  # no other rank is left without a stage
         case "schedule":
             options |= {"schedule": rng.choice(("auto", "zero-bubble", "1f1b", "gpipe")), "measure": False}
         case "remat":
