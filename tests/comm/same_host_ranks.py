@@ -102,5 +102,6 @@ def check(finished: Sequence[Finished], case: str, *, is_last: bool) -> None:
 
 
 def check_end(finished: Sequence[Finished]) -> None:
-    assert [process.code for process in finished] == [0, 0, -signal.SIGKILL]
+    codes = [process.code for process in finished]
+    assert codes == [0, 0, -signal.SIGKILL], "\n".join(process.stderr for process in finished)
     assert all("Traceback" not in process.stderr for process in finished)

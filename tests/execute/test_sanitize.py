@@ -22,6 +22,7 @@ from farspan.execute.step import segment
 from farspan.execute.step.executor import Executor
 from farspan.graph import BackwardSegment, Edge, Value
 from farspan.place.measure import profiling_executor
+from farspan.place.measure.trial import Trial
 from farspan.place.measure.working_memory import _HandedOver
 from farspan.schedule import Kind, Task, drawn_name, orders_by_name
 from farspan.settings import check, seed
@@ -95,6 +96,18 @@ def test_nothing_is_checked_unless_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Executor, "run", lambda self, *args: (kinds.append(type(self)), run(self, *args))[1])
     assert_same_as_plainly(mlp, train, 2, measure=False)
     assert set(kinds) == {Executor}
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_trial_leaves_nothing_checked_in_its_thread(is_dry: bool) -> None:
+    with Trial(num_devices=lambda: 2, is_dry=is_dry) as trial:
+        model = farspan.distribute(mlp())
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(9):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    assert trial.profile().units
+    assert sanitize.current() is None
 
 
 # Planted faults.

@@ -15,7 +15,8 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,6 @@ class Sanitizer:
         """Of the gradients that have come from another rank, until they are taken."""
         self.num_poisoned = 0
         self.num_compared = 0
-        _thread.sanitizer = self
         _sanitizers.add(self)
         _patch()
 
@@ -80,6 +80,16 @@ class Sanitizer:
     def has_generators(self) -> bool:
         """Returns whether nobody else draws from this process's generators."""
         return all(each._thread_id == self._thread_id for each in _sanitizers)
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Check what this thread does meanwhile; a thread may have more engines than this one, also later."""
+        before = current()
+        _thread.sanitizer = self
+        try:
+            yield
+        finally:
+            _thread.sanitizer = before
 
     # Set-up.
 
@@ -89,8 +99,9 @@ class Sanitizer:
         settle = engine.settle
 
         def settle_and_sweep(*args: Any) -> None:
-            settle(*args)
-            self.end_step()
+            with self.checking():
+                settle(*args)
+                self.end_step()
 
         engine.settle = settle_and_sweep
         if engine.side.world_size > 1:
@@ -259,9 +270,9 @@ class _Watched(Executor):
     sanitizer: Sanitizer
 
     def run(self, program: Program, interruption: Interruption, start: StepStart | None = None) -> None:
-        _thread.sanitizer = self.sanitizer  # one process may have another engine, to plan with
-        super().run(program, interruption, start)
-        self.sanitizer.sweep()
+        with self.sanitizer.checking():
+            super().run(program, interruption, start)
+            self.sanitizer.sweep()
 
     def _run_with_messages(self, action: Action) -> None:
         super()._run_with_messages(action)
