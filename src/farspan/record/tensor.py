@@ -52,6 +52,7 @@ class LazyTensor(torch.Tensor):
     _twin_of: LazyTensor | None = None
     """The tensor of the same memory and shape that represents both (`memory.twins`)."""
     _is_torn = False
+    _is_written_through = False  # its memory was written, in place, while views of it were held
     """True if it has shared its memory with others and is a copy since, or they are: nothing may write into it."""
     _twins: list[Any] | None = None
     """Weak references to what this one stands for."""

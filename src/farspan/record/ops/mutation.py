@@ -16,6 +16,7 @@ from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments, rebuild
 from farspan.graph import Call, Value
 from farspan.record.memory.exchanged import can_be_recorded, exchange
+from farspan.record.nodes.tensor_hooks import check_unhooked
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
 from farspan.record.ops.views import Through, changes_shape, is_shared, root_of, write_through
@@ -73,6 +74,7 @@ def is_plain_write(recorder: Recording, target: Target, entry: Entry, tensors: l
             )
         if type(tensor) is not LazyTensor or tensor._is_torn or tensor._alias_of is not None or is_shared(tensor):
             return False
+        check_unhooked(tensor, entry.name, is_shared=False)
     return True
 
 
