@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
 from torch.autograd import Function
 
 __all__ = ["FunctionCall"]
@@ -12,10 +14,12 @@ __all__ = ["FunctionCall"]
 class FunctionCall:
     """One autograd function as the target of calls; equal for the same function, so that its metadata is cached."""
 
-    __slots__ = ("around", "function")
+    __slots__ = ("around", "function", "modules")
 
-    def __init__(self, function: type[Function]) -> None:
+    def __init__(self, function: type[Function], arguments: Sequence[Any] = ()) -> None:
         self.function = function
+        self.modules = tuple([item for item in arguments if isinstance(item, nn.Module)])
+        """Which its backward could change, and does not."""
         self.around = -1
         """The number of the snapshot of what the code of the function reads beside its arguments."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from farspan.call.function_call import FunctionCall
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, LeakError
 from farspan.call.pytree.template import can_describe, map_tensors
@@ -187,20 +188,20 @@ class HeldState:
 
 
 @contextlib.contextmanager
-def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
+def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
-    modules of `leaves`. A tensor that their forward sets, and a checkpoint sets again, is the one of the forward.
+    modules of `targets`. A tensor that their forward sets, and a checkpoint sets again, is the one of the forward.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
     """
-    names = " or ".join([leaf.name for leaf in leaves])
-    before = HeldState([module for leaf in leaves for module in leaf.modules])
+    names = " or ".join(map(str, targets))
+    before = HeldState([module for target in targets for module in target.modules])
     try:
         yield
     except LeakError as error:
         raise RecordError(
-            f"{names}: its backward reads a value that a call has set as an attribute.",
+            f"{names}: its backward reads a value that a call has set as an attribute, or a buffer of another rank.",
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error

@@ -20,8 +20,9 @@ from torch import nn
 from farspan.call.buffer_versions import buffers_before, own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
+from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Unknown
-from farspan.call.leaf import Leaf, Placed, tensor_of
+from farspan.call.leaf import Leaf, Placed, Target, tensor_of
 from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
@@ -273,7 +274,7 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
-    watched = [call.target for call in part.calls if type(call.target) is Leaf and call.target.runs_code_backward]
+    watched = [call.target for call in part.calls if _runs_code_on_modules(call.target)]
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
@@ -308,6 +309,11 @@ def run_backward(
     if not part.backward.retain_graph:
         _release(part)
     return outgoing, deferred
+
+
+def _runs_code_on_modules(target: Target) -> bool:
+    """Returns whether its backward runs code of the program's, which knows modules."""
+    return target.runs_code_backward if type(target) is Leaf else type(target) is FunctionCall and bool(target.modules)
 
 
 def _roots_of(

@@ -44,7 +44,7 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
     if recorder is not None:
         if function is CheckpointFunction:
             return _run_checkpointed(*args)
-        call = FunctionCall(function)
+        call = FunctionCall(function, args)
         recorder.held_objects.see_function(call)
         for item in args:
             if (
