@@ -111,8 +111,7 @@ def write_apart(
         )
     plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
     if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):
-        for tensor in plain:
-            _keep_for_pending(recorder, tensor)
+        recorder.held_objects.keep_given(plain)
         return True, run_here()
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
         if type(target) is Leaf:
@@ -171,17 +170,6 @@ def _become_recorded(recorder: Recording, plain: torch.Tensor, stage: int, name:
     template, tensors = flatten_arguments(*given)
     lazy = recorder.record(torch.clone, template, tensors, stage, given=given)
     exchange(recorder, plain, lazy, lazy._value)
-
-
-def _keep_for_pending(recorder: Recording, plain: torch.Tensor) -> None:
-    """Let the calls that wait to be run take `plain` as it is now."""
-    memory = None
-    for graph in (*recorder.pending, recorder.current):
-        for call in graph.calls:
-            if call.versions and call.arguments is not None and any(item is plain for item in call.arguments):
-                memory = plain.detach().clone() if memory is None else memory
-                call.arguments = [memory if item is plain else item for item in call.arguments]
-                call.versions = plain_versions(call.arguments)
 
 
 def let_record_written(
