@@ -34,7 +34,7 @@ from farspan.call.wire.users_line import note_line, note_line_of_backward
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
-from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value
+from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value, released_error
 from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
@@ -298,6 +298,7 @@ def run_backward(
             _put_back(aside)
             raise
     outgoing = _outgoing(part, sources, caught)
+    _check_passed(part)
     if part.backward.requested is not None:
         shared = {edge.key for edge in part.outgoing}
         returned = {name: raw_grad(source) for name, source in requested.items() if name not in shared}
@@ -309,6 +310,18 @@ def run_backward(
     if not part.backward.retain_graph:
         _release(part)
     return outgoing, deferred
+
+
+def _check_passed(part: BackwardSegment) -> None:
+    """Raise if gradient has come to what could not get any, for an earlier backward has been through what made it."""
+    leaves = {} if part.segment is None else part.segment.leaves
+    passed_on = {edge.key for edge in part.outgoing}
+    for call in part.calls:
+        if type(call.target) is Leaf and call.target.is_resolved:
+            for item in call.arguments or ():
+                if type(item) is Value and item in leaves and item.call is not None and item not in passed_on:
+                    if raw_grad(leaves[item]) is not None:
+                        raise released_error(item.call)
 
 
 def _runs_code_on_modules(target: Target) -> bool:
