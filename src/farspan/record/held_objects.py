@@ -146,7 +146,7 @@ class HeldObjects:
         recorder.forget_states()
 
     def keep_given(self, written: Sequence[torch.Tensor]) -> None:
-        """Plain tensors are about to be written: recorded calls get copies of those they have been given, as they are."""
+        """Plain tensors are about to be written: recorded calls get copies of those that they have been given."""
         memory = self.given.intersection(map(memory_of, written))
         if not memory:
             return

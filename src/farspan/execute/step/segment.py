@@ -316,12 +316,11 @@ def _check_passed(part: BackwardSegment) -> None:
     """Raise if gradient has come to what could not get any, for an earlier backward has been through what made it."""
     leaves = {} if part.segment is None else part.segment.leaves
     passed_on = {edge.key for edge in part.outgoing}
-    for call in part.calls:
-        if type(call.target) is Leaf and call.target.is_resolved:
-            for item in call.arguments or ():
-                if type(item) is Value and item in leaves and item.call is not None and item not in passed_on:
-                    if raw_grad(leaves[item]) is not None:
-                        raise released_error(item.call)
+    for call in [call for call in part.calls if type(call.target) is Leaf and call.target.is_resolved]:
+        for item in call.arguments or ():
+            is_left = type(item) is Value and item in leaves and item not in passed_on
+            if is_left and item.call is not None and raw_grad(leaves[item]) is not None:
+                raise released_error(item.call)
 
 
 def _runs_code_on_modules(target: Target) -> bool:

@@ -22,7 +22,7 @@ from farspan.record.ops.overrides import read_data
 from farspan.record.ops.views import Through, changes_shape, is_shared, root_of, write_through
 from farspan.record.parameters.parameter_values import renew_aliases
 from farspan.record.team.team_tensor import TeamTensor
-from farspan.record.tensor import LazyTensor, plain_versions
+from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
