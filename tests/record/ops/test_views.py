@@ -62,6 +62,19 @@ def many_uses_after_a_write(model: nn.Module, distribute: Any) -> Any:
     return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
 
 
+def output_of_a_layer(model: nn.Module, distribute: Any) -> Any:
+    """What a linear layer gives for sequences is a view: what comes to it is added up before what comes to its views."""
+    distribute(model)
+    h = model(X.expand(3, *X.shape))
+    row = h[0]
+    h.mul_(0.5)
+    (h.square().mean() + row.exp().sum() + h.sin().mean()).backward()
+    row = (g := model(X.expand(3, *X.shape)))[1]
+    row.mul_(0.5)
+    (g.square().mean() + row.exp().sum() + g.sin().mean() + g[0].square().sum()).backward()
+    return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+
 def write_without_gradient(model: nn.Module, distribute: Any) -> Any:
     """A view of what is written under no_grad has the history that it had."""
     distribute(model)
@@ -75,7 +88,13 @@ def write_without_gradient(model: nn.Module, distribute: Any) -> Any:
 
 @pytest.mark.parametrize(
     "program",
-    [shapes_of_outputs_change, shapes_of_memory_change, many_uses_after_a_write, write_without_gradient],
+    [
+        shapes_of_outputs_change,
+        shapes_of_memory_change,
+        many_uses_after_a_write,
+        output_of_a_layer,
+        write_without_gradient,
+    ],
     ids=lambda p: p.__name__,
 )
 def test_the_same_as_in_one_process(program: Any) -> None:

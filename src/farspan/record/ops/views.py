@@ -222,7 +222,7 @@ def write_through(
 ) -> None:
     """Record `function`, which writes into its `number`-th tensor, and let all that share its memory be new."""
     written: Any = main_of(tensors[number])  # type: ignore[arg-type]
-    root = root_of(written)
+    root = _with_base(recorder, root_of(written))
     links = () if written._view is None else written._view.links
     others = [tensor for i, tensor in enumerate(tensors) if i != number]
     is_in_place = _is_parameters(root)
@@ -257,6 +257,25 @@ def write_through(
     if own is not None:
         put_value(base, own._value)
         _retake_past(recorder, base, members)
+
+
+def _with_base(recorder: Recording, root: Any) -> Any:
+    """Returns `root`; or, where the call that made it gave a view of something (a linear layer does), a tensor of which
+    it is a view from now on, as its views are: torch adds up by itself what gradient comes to each of them.
+    """
+    value = root._value if type(root) is LazyTensor and not _is_parameters(root) else None
+    is_view = value is not None and value.call is not None and value.index in value.call.entry.views
+    if not is_view or not value.meta.requires_grad or root._twins or root._parts_of_gradients is not None:
+        return root
+    base: Any = LazyTensor.make(value, recorder)
+    members = [member for reference in root._family or () if (member := reference()) is not None]
+    for member in members:
+        vars(member)["_view"] = member._view._replace(root=base)
+    template, _ = flatten_arguments((root, ...), {})
+    vars(root).update(_view=_View(base, ((torch.Tensor.__getitem__, template, 0),)), _family=None)
+    for member in (root, *members):
+        _join(member, base, recorder.placed)
+    return base
 
 
 def _retake_past(recorder: Recording, base: Any, members: list[Any]) -> None:
