@@ -375,3 +375,28 @@ def test_gradient_to_a_state_from_before_a_backward_is_torchs_error() -> None:
     models = [carrying(is_cut=False) for _ in range(2)]
     with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
         run_threads(2, lambda rank: train_carrying(farspan.distribute(models[rank], plan=_IN_ONE)))
+
+
+class CountsLate(nn.Module):
+    """Counts where data want it: not in its first calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.count = nn.Linear(8, 8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 100:
+            self.count += 1
+        return self.linear(x)
+
+
+def test_an_attribute_that_is_changed_first_in_a_later_call_is_a_named_error() -> None:
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank], plan=_IN_ONE)
+        for size in (0.0, 0.0, 0.0, 9.0):
+            model(torch.full((6, 8), size)).sum().backward()
+            farspan.flush()
+
+    models = [nn.Sequential(nn.Identity(), CountsLate(), nn.Linear(8, 5)) for _ in range(2)]
+    with pytest.raises(FarspanError, match=r"1: its call changes CountsLate.count, and did not in its first calls"):
+        run_threads(2, program)

@@ -39,6 +39,7 @@ __all__ = [
     "put_attributes",
     "put_own_attributes",
     "real_attributes",
+    "unchanged_as_before",
     "unchanged_in_backward",
     "watched_attributes",
 ]
@@ -172,15 +173,15 @@ class HeldState:
             put_own_attributes(module, held)
         self._state.put_back(self._state.changed())
 
-    def changed(self) -> list[tuple[nn.Module, str]]:
-        """Returns the attributes that hold something else now, but for tensors in the place of tensors: these are put
-        back.
+    def changed(self, *, puts_back: bool) -> list[tuple[nn.Module, str]]:
+        """Returns the attributes that hold something else now; but, if `puts_back`, for tensors in the place of
+        tensors: these are put back.
         """
         inside, found = self._state.changed(), list[tuple[nn.Module, str]]()
         for module, held in self._held:
             for name, item in own_attributes(module).items():
                 then = held.get(name, _ABSENT)
-                if isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
+                if puts_back and isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
                     module.__dict__[name] = then
                 elif not is_same(item, then) or self._state.reaches(then, inside):
                     found.append((module, name))
@@ -205,12 +206,31 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for module, name in before.changed():
+    for module, name in before.changed(puts_back=True):
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
             why="a backward runs on one rank, and the other ranks would not see the change.",
             hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
             "in a module that a checkpoint computes again, change it outside of the checkpoint",
+        )
+
+
+@contextlib.contextmanager
+def unchanged_as_before(leaf: Leaf) -> Iterator[None]:
+    """Run in the body a call whose data decide what it does, and see to it that it changes no attribute but those that
+    it has changed in its first calls: only its owner would see that.
+
+    Raises:
+        RecordError: It has changed one.
+    """
+    before = HeldState(leaf.modules)
+    yield
+    for module, name in before.changed(puts_back=False):
+        raise RecordError(
+            f"{leaf.name}: its call changes {type(module).__name__}.{name}, and did not in its first calls.",
+            why="data decide what it does, and the other ranks would not see the change.",
+            hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
+            "or change it in every call",
         )
 
 

@@ -27,7 +27,12 @@ from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
 from farspan.call.pytree.template import flatten, plain_arguments, rebuild
-from farspan.call.side_effects.attributes import real_attributes, unchanged_in_backward, watched_attributes
+from farspan.call.side_effects.attributes import (
+    real_attributes,
+    unchanged_as_before,
+    unchanged_in_backward,
+    watched_attributes,
+)
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.call.wire.users_line import note_line, note_line_of_backward
@@ -180,6 +185,8 @@ def call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableAr
         if num_arguments == len(tensors) and _is_as_it_was(target):
             return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
     with contextlib.ExitStack() as stack:
+        if is_known and target.is_resolved:
+            stack.enter_context(unchanged_as_before(target))
         if not is_known:
             stack.enter_context(watched_attributes(target.modules, attributes, is_real=True))
         elif attributes or call.entry.attributes:
