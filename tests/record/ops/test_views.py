@@ -63,7 +63,7 @@ def many_uses_after_a_write(model: nn.Module, distribute: Any) -> Any:
 
 
 def output_of_a_layer(model: nn.Module, distribute: Any) -> Any:
-    """What a linear layer gives for sequences is a view: what comes to it is added up before what comes to its views."""
+    """What a linear layer gives for sequences is a view: what comes to it is added up before what comes to others."""
     distribute(model)
     h = model(X.expand(3, *X.shape))
     row = h[0]
