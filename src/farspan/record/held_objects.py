@@ -25,6 +25,7 @@ from farspan.call.surroundings.code import kinds_of
 from farspan.call.surroundings.moments import Moments
 from farspan.record.memory.parameter_copies import plain_in, what_is_written
 from farspan.record.tensor import LazyTensor, memory_of, plain_versions
+from farspan.torch_private import innermost
 
 if TYPE_CHECKING:
     from farspan.call.function_call import FunctionCall
@@ -147,7 +148,7 @@ class HeldObjects:
 
     def keep_given(self, written: Sequence[torch.Tensor]) -> None:
         """Plain tensors are about to be written: recorded calls get copies of those that they have been given."""
-        memory = self.given.intersection(map(memory_of, written))
+        memory = self.given.intersection(map(memory_of, map(innermost, written)))
         if not memory:
             return
         self.given -= memory

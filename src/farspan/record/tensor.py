@@ -17,6 +17,7 @@ from farspan.record.nodes.tensor_hooks import Node, is_retained, register_hook, 
 from farspan.torch_private import (
     DisableTorchFunction,
     disabled_torch_function,
+    is_wrapped,
     make_wrapper,
     make_wrapper_subclass,
     with_history,
@@ -389,7 +390,8 @@ def _recorder_in(args: Any, kwargs: Any) -> Any:
 def memory_of(tensor: torch.Tensor) -> int:
     """Returns the same number for all tensors of one memory."""
     with DisableTorchFunction():
-        return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+        has_memory = tensor.layout is torch.strided and not is_wrapped(tensor)
+        return tensor.untyped_storage()._cdata if has_memory else id(tensor)
 
 
 def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:

@@ -180,11 +180,8 @@ def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Returns whether a transformation of `torch.func` has put `tensor` around another one: it has no memory of its
-    own."""
-    core: Any = torch._C
-    return core._functorch.is_functorch_wrapped_tensor(tensor)
+is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+"""Whether a transformation of `torch.func` has put a tensor around another one: it has no memory of its own."""
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:

@@ -230,6 +230,7 @@ class Deferred:
             call.arguments = [self.argument(item) if isinstance(item, Value) else item for item in call.arguments]
             values = [item for item in call.arguments if isinstance(item, Value)]
             call.versions = plain_versions(call.arguments) if len(values) < len(call.arguments) else ()
+            call.unit = self.recorder.splitting.unit
             graph.add(call, values)
             call.take_back()
             graph.note(call, values, call.entry.digest)
