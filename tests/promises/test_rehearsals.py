@@ -291,6 +291,15 @@ def test_a_plain_tensor_that_becomes_a_recorded_one_is_not_put_back(num_ranks: i
     assert run_threads(num_ranks, lambda rank: program(farspan.distribute(models[rank]))) == [plain] * num_ranks
 
 
+def test_whether_a_batch_can_be_cut_is_found_out_without_counting() -> None:
+    def program(model: Any) -> Any:
+        return train(model), model[1].calls.tolist()
+
+    models = [built(Counts) for _ in range(3)]
+    plain = program(models.pop())
+    assert run_threads(2, lambda rank: program(farspan.distribute(models[rank], micro_batches=2))) == [plain] * 2
+
+
 def test_a_file_is_written_to_once_a_call_on_each_rank(tmp_path: Path) -> None:
     names = ("0", "1", "plain")
     models: list[Any] = [built(Writes) for _ in names]

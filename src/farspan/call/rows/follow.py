@@ -116,6 +116,9 @@ class Follow(TorchDispatchMode):
             return result
         if any(tag in func.tags for tag in _READS_DATA) and (func.name() not in _INDEX or _holds_masks(args[1])):
             raise RowsError(f"it reads data while it runs ({func._overloadpacket.__name__})")
+        if any(not is_fake(item) or storage_id(item) in self._outside for item in _written(func, args, kwargs)):
+            name = func._overloadpacket.__name__.removesuffix("_")
+            raise RowsError(f"it writes into its buffers, weights or arguments ({name}; BatchNorm does)")
         with without_assumptions(self.rows) if func.name() in _CHOOSES_KERNELS else contextlib.nullcontext():
             result = func(*args, **kwargs)
         try:
@@ -125,15 +128,7 @@ class Follow(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        schema = func._schema.arguments
-        given = {item.name: item.default_value for item in schema if item.has_default_value()}
-        given |= {item.name: value for item, value in zip(schema, args, strict=False)} | kwargs
-        into = [
-            tensor
-            for item in schema
-            if item.alias_info is not None and item.alias_info.is_write
-            for tensor in tensors_in(given.get(item.name))
-        ]
+        given, into = _given(func, args, kwargs), _written(func, args, kwargs)
         name, results = func._overloadpacket.__name__, tensors_in(result)
         if name != "lift_fresh" and any(not is_fake(item) for item in tensors_in([args, kwargs])):
             is_view = any(item.alias_info is not None for item in func._schema.returns)
@@ -197,8 +192,6 @@ class Follow(TorchDispatchMode):
 
     def _write(self, op: Op, tensor: torch.Tensor, layout: Layout) -> None:
         """A tensor has been written into."""
-        if not is_fake(tensor) or storage_id(tensor) in self._outside:
-            raise RowsError(f"it writes into its buffers, weights or arguments ({op.name}; BatchNorm does)")
         before = self.of(tensor)
         others = [item for item in self._sharing.get(storage_id(tensor), []) if item is not tensor]
         if isinstance(before, Replicate) and isinstance(layout, Replicate):
@@ -211,6 +204,20 @@ class Follow(TorchDispatchMode):
         else:
             for item in (tensor, *others):
                 self.set(item, layout if isinstance(layout, Mixed) else Mixed(f"{op.name} into a view"))
+
+
+def _given(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an operation by name."""
+    schema = func._schema.arguments
+    given = {item.name: item.default_value for item in schema if item.has_default_value()}
+    return given | {item.name: value for item, value in zip(schema, args, strict=False)} | kwargs
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns what an operation writes into, by its schema."""
+    names = [item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write]
+    given = _given(func, args, kwargs) if names else {}
+    return [tensor for name in names for tensor in tensors_in(given.get(name))]
 
 
 def _is_index(layout: Layout) -> bool:
