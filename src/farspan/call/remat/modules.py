@@ -21,6 +21,7 @@ from farspan.call.pytree.template import Flattener, rebuild
 from farspan.call.remat.unit import Unit
 from farspan.call.side_effects.attributes import HeldState
 from farspan.torch_private import is_compiled
+from farspan.torch_private.flags import hooks_on_what_is_saved
 
 __all__ = ["ModuleUnits"]
 
@@ -46,6 +47,7 @@ class ModuleUnits:
     def call_module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `call(module, ...)`, a module call of the model."""
         is_unit = id(module) in self.modules and not torch.compiler.is_compiling()
+        is_unit = is_unit and hooks_on_what_is_saved() is None  # the innermost hooks alone are asked: they keep it
         if not is_unit and not is_compiled(module):
             return call(module, *args, **kwargs)
         active.units = None  # the outermost counts; and compiled code is not followed
