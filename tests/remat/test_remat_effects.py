@@ -154,7 +154,29 @@ class WritesItsParameter(nn.Module):
         return self.head(y.exp())
 
 
-SEVERAL = [WithEffects, WithInPlace, InCheckpoint, Autocast, OwnGenerator, InnerGradient, WritesItsParameter]
+class MeanByData(nn.Module):
+    """Writes into what it keeps through `.data`, which torch does not count as a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head, self.means = nn.Linear(8, 8), nn.Linear(8, 5), [torch.zeros(8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        self.means[0].data.lerp_(y.data.mean((0, 1)), 0.5)
+        return self.head(y - self.means[0])
+
+
+SEVERAL = [
+    WithEffects,
+    WithInPlace,
+    InCheckpoint,
+    Autocast,
+    OwnGenerator,
+    InnerGradient,
+    WritesItsParameter,
+    MeanByData,
+]
 NOT_SPLIT = {
     WritesItsParameter: "modified by an inplace operation",
 }

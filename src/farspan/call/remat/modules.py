@@ -7,7 +7,7 @@ that it can be made once more in the backward, as it was made and without a trac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,16 @@ from torch import nn
 
 from farspan.call.buffer_versions import copies_of
 from farspan.call.draws.scope import active, way_back
-from farspan.call.leaf import swapped
+from farspan.call.leaf import Leaf, swapped
 from farspan.call.modes import apply_modes, current_modes
 from farspan.call.pytree.template import Flattener, rebuild
 from farspan.call.remat.unit import Unit
 from farspan.call.side_effects.attributes import HeldState
+from farspan.call.side_effects.reachable import State
 from farspan.torch_private import is_compiled
 from farspan.torch_private.flags import hooks_on_what_is_saved
 
-__all__ = ["ModuleUnits"]
+__all__ = ["ModuleUnits", "written_attributes"]
 
 
 class ModuleUnits:
@@ -32,15 +33,22 @@ class ModuleUnits:
     Args:
         modules: Ids of the chosen modules and of all below them.
         written: Ids of the buffers and parameters that calls write into.
+        attributes: By id of a module, the names of the attributes that calls write.
         draws_in_python: Whether random numbers may come from Python's or numpy's generator.
         made: Is given each unit.
     """
 
     def __init__(
-        self, modules: Collection[int], written: set[int], draws_in_python: bool, made: Callable[[Unit], None]
+        self,
+        modules: Collection[int],
+        written: set[int],
+        attributes: Mapping[int, Collection[str]],
+        draws_in_python: bool,
+        made: Callable[[Unit], None],
     ) -> None:
         self.modules = modules
         self.written = written
+        self.attributes = attributes
         self.draws_in_python = draws_in_python
         self.made = made
 
@@ -69,6 +77,8 @@ class ModuleUnits:
         buffers = _WrittenBuffers(modules, self.written)
         tables = [_tables_of(part) for part in modules]
         held = HeldState(modules)
+        kept = State(part.__dict__.get(name) for part in modules for name in self.attributes.get(id(part), ()))
+        values = [(item, item.detach().clone()) for item in kept.tensors.values() if type(item) is torch.Tensor]
         moment = (
             contextlib.nullcontext if active.recorder is None else active.recorder.held_objects.moments.present.being
         )
@@ -88,10 +98,21 @@ class ModuleUnits:
             ):
                 call(module, *args, **kwargs)
 
-        if active.num_own_draws == num_own_draws and not active.draws_from_own:
+        is_written = not all(torch.equal(item.detach(), value) for item, value in values)  # `.data` has no versions
+        if active.num_own_draws == num_own_draws and not active.draws_from_own and not is_written:
             unit.release(again, inputs)
             self.made(unit)
         return result
+
+
+def written_attributes(leaves: Iterable[Leaf]) -> dict[int, list[str]]:
+    """Returns by id of a module the names of those of its attributes that calls of `leaves` have been seen to write."""
+    found: dict[int, list[str]] = {}
+    for leaf in leaves:
+        for key in leaf.attributes:
+            number, _, name = key.partition(".")
+            found.setdefault(id(leaf.modules[int(number)]), []).append(name)
+    return found
 
 
 class _WrittenBuffers:
