@@ -290,6 +290,26 @@ def test_buffers_and_tensors_that_a_backward_sets_are_the_same_on_all_ranks(kind
     assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [plain] * 2
 
 
+def test_a_buffer_that_backwards_write_is_read_between_them() -> None:
+    def program(model: Any) -> Any:
+        read = []
+        for _ in range(3):
+            read.append([buffer.clone() for buffer in model.buffers()])
+            model(torch.ones(2, 4)).sum().backward()
+        return [[buffer.item() for buffer in buffers] for buffers in read]
+
+    models = [built(CountsBackwardsInABuffer) for _ in range(2)]
+    assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [[[0.0], [1.0], [2.0]]] * 2
+
+
+def test_a_backward_that_writes_a_buffer_where_calls_keep_no_order_is_an_error() -> None:
+    models = [built(CountsBackwardsInABuffer) for _ in range(2)]
+    for model in models:
+        model[1].linear.register_forward_hook(lambda module, args, result: result * 0.9)
+    with pytest.raises(RecordError, match="its backward writes into a buffer"):
+        run_threads(2, lambda rank: train(farspan.distribute(models[rank])))
+
+
 def test_a_state_that_a_checkpoint_reads_again_is_an_error_with_the_modules_name() -> None:
     models = [built(KeepsAState) for _ in range(2)]
     with pytest.raises(RecordError, match="1: its backward reads a value that a call has set as an attribute"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.autograd import Function
 
 __all__ = ["FunctionCall"]
@@ -12,10 +13,12 @@ __all__ = ["FunctionCall"]
 class FunctionCall:
     """One autograd function as the target of calls; equal for the same function, so that its metadata is cached."""
 
-    __slots__ = ("around", "function")
+    __slots__ = ("around", "function", "modules")
 
-    def __init__(self, function: type[Function]) -> None:
+    def __init__(self, function: type[Function], modules: tuple[nn.Module, ...] = ()) -> None:
         self.function = function
+        self.modules = modules
+        """Those among its arguments, and all below them."""
         self.around = -1
         """The number of the snapshot of what the code of the function reads beside its arguments."""
 

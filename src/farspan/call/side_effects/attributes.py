@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from farspan.call.infer.watch import storage_id
-from farspan.call.leaf import Leaf, LeakError
+from farspan.call.leaf import LeakError
 from farspan.call.pytree.template import can_describe, map_tensors
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
@@ -187,15 +187,16 @@ class HeldState:
 
 
 @contextlib.contextmanager
-def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
-    """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
-    modules of `leaves`. A tensor that their forward sets, and a checkpoint sets again, is the one of the forward.
+def unchanged_in_backward(names: str, modules: Sequence[nn.Module], buffers: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of
+    `modules` and none of `buffers`. A tensor that their forward sets, and a checkpoint sets again, is the one of the
+    forward.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
     """
-    names = " or ".join([leaf.name for leaf in leaves])
-    before = HeldState([module for leaf in leaves for module in leaf.modules])
+    before = HeldState(modules)
+    versions = [item._version for item in buffers]
     try:
         yield
     except LeakError as error:
@@ -210,6 +211,12 @@ def unchanged_in_backward(leaves: Sequence[Leaf]) -> Iterator[None]:
             why="a backward runs on one rank, and the other ranks would not see the change.",
             hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
             "in a module that a checkpoint computes again, change it outside of the checkpoint",
+        )
+    if [item._version for item in buffers] != versions:
+        raise RecordError(
+            f"{names}: its backward writes into a buffer.",
+            why="calls that read the buffer run before this backward or after it, for the forward did not show that.",
+            hint="let the autograd function keep the module (ctx.module = module), which runs as one unit",
         )
 
 

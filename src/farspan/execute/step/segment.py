@@ -20,6 +20,7 @@ from torch import nn
 from farspan.call.buffer_versions import buffers_before, own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
+from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Unknown
 from farspan.call.leaf import Leaf, Placed, tensor_of
 from farspan.call.modes import apply_modes, in_region, under_saved_hooks
@@ -273,7 +274,6 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
-    watched = [call.target for call in part.calls if type(call.target) is Leaf and call.target.runs_code_backward]
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
@@ -281,7 +281,7 @@ def run_backward(
             with (
                 apply_modes(part.backward.modes),
                 around_backward(part.describe),
-                unchanged_in_backward(watched) if watched else _NOTHING,
+                _watched(part),
             ):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
@@ -352,6 +352,18 @@ def _outgoing(
             )
         outgoing[edge] = gradient
     return outgoing
+
+
+def _watched(part: BackwardSegment) -> contextlib.AbstractContextManager[None]:
+    """Returns what watches a backward that runs code of the program's, for what only this rank would know of."""
+    leaves = [call.target for call in part.calls if type(call.target) is Leaf and call.target.runs_code_backward]
+    functions = [call.target for call in part.calls if type(call.target) is FunctionCall and call.target.modules]
+    if not (leaves or functions):
+        return _NOTHING
+    modules = [module for target in (*leaves, *functions) for module in target.modules]
+    buffers = [item.tensor for leaf in leaves for item in leaf.buffers if not item.is_written]
+    buffers += [item for target in functions for module in target.modules for item in module.buffers(recurse=False)]
+    return unchanged_in_backward(" or ".join(map(str, (*leaves, *functions))), modules, buffers)
 
 
 def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
