@@ -218,9 +218,15 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
     try:
         entry, outputs = observe(call.target, call.template, metas, call.modes, leaves, run_seen)
     except Exception as error:
-        if reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
-            call.raised = None
-            return  # nothing has come of it
+        if reaches_outside(error) and hasattr(call.target, "is_open"):
+            if _written(call, leaves) == before:
+                call.raised = None
+                return  # nothing has come of it
+            raise RecordError(
+                f"{call.entry.name} writes into a tensor, and {getattr(error, 'what', error)}".rstrip(".") + ".",
+                why="its parts would have to be called one by one, and the run that has shown it has written.",
+                hint=_COUNT_IN_A_BUFFER,
+            ) from error
         if isinstance(error, FarspanError):
             raise
         note_line(error, call)
