@@ -125,6 +125,8 @@ def _check_alone(leaf: Leaf, template: Template) -> None:
     Raises:
         LeakError: The leaf can only be called part by part.
     """
+    if not all(item.is_parameter for item in leaf.foreign):
+        raise LeakError("it may write into a buffer of another stage")
     if holds_hidden(leaf.modules) or generators_held(leaf.modules, template):
         raise LeakError("it holds an object that its owner alone would move on")
     around = leaf.surroundings.snapshot.tensors if torch.is_grad_enabled() else ()
