@@ -167,6 +167,19 @@ class MeanByData(nn.Module):
         return self.head(y - self.means[0])
 
 
+class HalvesByData(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        x.data.mul_(0.5)
+        return torch.tanh(super().forward(x))
+
+
+class ArgumentByData(nn.Sequential):
+    """A part writes so into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), HalvesByData(8, 8), nn.Linear(8, 5))
+
+
 SEVERAL = [
     WithEffects,
     WithInPlace,
@@ -195,6 +208,11 @@ def test_modules_that_do_more_than_return(make: Any, remat: Any, num_ranks: int)
             assert_same(make, train_twice, num_ranks, **options)
         return
     assert_same(make, train_twice, num_ranks, **options)
+
+
+@pytest.mark.parametrize("remat", [True, ["1"]])
+def test_a_unit_that_writes_its_argument_by_data_is_not_computed_again(remat: Any) -> None:
+    assert_same(ArgumentByData, train_twice, 2, remat=remat)
 
 
 def test_recurrent_networks() -> None:

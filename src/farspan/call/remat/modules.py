@@ -34,6 +34,7 @@ class ModuleUnits:
         modules: Ids of the chosen modules and of all below them.
         written: Ids of the buffers and parameters that calls write into.
         attributes: By id of a module, the names of the attributes that calls write.
+        writes_arguments: Whether calls write into what they are given.
         draws_in_python: Whether random numbers may come from Python's or numpy's generator.
         made: Is given each unit.
     """
@@ -43,12 +44,14 @@ class ModuleUnits:
         modules: Collection[int],
         written: set[int],
         attributes: Mapping[int, Collection[str]],
+        writes_arguments: bool,
         draws_in_python: bool,
         made: Callable[[Unit], None],
     ) -> None:
         self.modules = modules
         self.written = written
         self.attributes = attributes
+        self.writes_arguments = writes_arguments
         self.draws_in_python = draws_in_python
         self.made = made
 
@@ -78,7 +81,8 @@ class ModuleUnits:
         tables = [_tables_of(part) for part in modules]
         held = HeldState(modules)
         kept = State(part.__dict__.get(name) for part in modules for name in self.attributes.get(id(part), ()))
-        values = [(item, item.detach().clone()) for item in kept.tensors.values() if type(item) is torch.Tensor]
+        written = [item for item in kept.tensors.values() if type(item) is torch.Tensor]
+        values = [(item, item.detach().clone()) for item in (*written, *(tensors if self.writes_arguments else ()))]
         moment = (
             contextlib.nullcontext if active.recorder is None else active.recorder.held_objects.moments.present.being
         )

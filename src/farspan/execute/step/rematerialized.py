@@ -76,6 +76,7 @@ class Remat:
                 self.modules,
                 {id(item.tensor) for item in placed if item.is_written},
                 written_attributes(leaves),
+                any(call.entry.mutated for call in segment.calls if type(call.target) is Leaf),
                 any(call.entry.is_random_in_python for call in segment.calls),
                 self._note,
             )
