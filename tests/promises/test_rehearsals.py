@@ -342,7 +342,7 @@ def test_a_buffer_that_backwards_write_is_read_between_them() -> None:
 
 
 def test_a_backward_that_writes_a_buffer_where_calls_keep_no_order_is_an_error() -> None:
-    models = [built(CountsBackwardsInABuffer) for _ in range(2)]
+    models: list[Any] = [built(CountsBackwardsInABuffer) for _ in range(2)]
     for model in models:
         model[1].linear.register_forward_hook(lambda module, args, result: result * 0.9)
     with pytest.raises(RecordError, match="its backward writes into a buffer"):
