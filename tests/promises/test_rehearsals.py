@@ -300,6 +300,36 @@ def test_variables_of_libraries_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
     assert not opened
 
 
+class CountsAround(Tanh):
+    """Counts in a variable around a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = 0
+
+        def counted() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        self.counted = counted
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.counted()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_plain_tensor_that_becomes_a_recorded_one_is_not_put_back(num_ranks: int) -> None:
+    def program(model: Any) -> Any:
+        return train(model), model[1].calls.tolist()
+
+    models = [nn.Sequential(*built(Counts)[:2], CountsAround(), nn.Linear(4, 4)) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    plain = program(models.pop())
+    assert run_threads(num_ranks, lambda rank: program(farspan.distribute(models[rank]))) == [plain] * num_ranks
+
+
 def test_a_file_is_written_to_once_a_call_on_each_rank(tmp_path: Path) -> None:
     names = ("0", "1", "plain")
     models: list[Any] = [built(Writes) for _ in names]

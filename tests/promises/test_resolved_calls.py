@@ -327,3 +327,76 @@ def test_an_object_without_a_name_is_a_named_error() -> None:
     models = [nn.Sequential(nn.Linear(8, 8), Hidden()) for _ in range(2)]
     with pytest.raises(FarspanError, match="cannot be sent to the other ranks"):
         run_threads(2, lambda rank: farspan.distribute(models[rank])(X))
+
+
+class Carries(nn.Module):
+    """A cell whose state goes on to the next call, in a module of which data decide what it calls."""
+
+    def __init__(self, *, is_cut: bool) -> None:
+        super().__init__()
+        self.cell, self.parts, self.is_cut = (
+            nn.GRUCell(8, 8),
+            nn.ModuleList([nn.Linear(8, 8) for _ in range(2)]),
+            is_cut,
+        )
+        self.state: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(x.shape) if self.state is None else self.state
+        self.state = self.cell(x, state.detach() if self.is_cut else state)
+        return self.parts[int(x.sum() > 0)](self.state)
+
+
+def carrying(*, is_cut: bool) -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(8, 8), Carries(is_cut=is_cut), nn.Linear(8, 5))
+
+
+def train_carrying(model: Any) -> Any:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for step in range(2):
+        for number in range(3):
+            model(X - step + number).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+_IN_ONE = {"0": "rank:0", "1": "rank:1", "2": "rank:0"}
+
+
+def test_a_state_that_is_cut_may_be_carried_past_a_backward() -> None:
+    models = [carrying(is_cut=True) for _ in range(3)]
+    plain = train_carrying(models[2])
+    assert run_threads(2, lambda rank: train_carrying(farspan.distribute(models[rank], plan=_IN_ONE))) == [plain] * 2
+
+
+def test_gradient_to_a_state_from_before_a_backward_is_torchs_error() -> None:
+    models = [carrying(is_cut=False) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        run_threads(2, lambda rank: train_carrying(farspan.distribute(models[rank], plan=_IN_ONE)))
+
+
+class CountsLate(nn.Module):
+    """Counts where data want it: not in its first calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.count = nn.Linear(8, 8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 100:
+            self.count += 1
+        return self.linear(x)
+
+
+def test_an_attribute_that_is_changed_first_in_a_later_call_is_a_named_error() -> None:
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank], plan=_IN_ONE)
+        for size in (0.0, 0.0, 0.0, 9.0):
+            model(torch.full((6, 8), size)).sum().backward()
+            farspan.flush()
+
+    models = [nn.Sequential(nn.Identity(), CountsLate(), nn.Linear(8, 5)) for _ in range(2)]
+    with pytest.raises(FarspanError, match=r"1: its call changes CountsLate.count, and did not in its first calls"):
+        run_threads(2, program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -267,18 +268,46 @@ def test_same_as_plainly(build: Callable[[], nn.Module], program: Callable[[Any]
 # What is refused, by name, instead of being wrong.
 
 
-def reuses_a_buffer(model: Any) -> None:
-    buffer = torch.empty(6, 8)
+def reuses_a_buffer(model: Any, change: Callable[[Tensor, Tensor], Any]) -> Any:
+    buffer, labels = torch.empty(6, 8), torch.empty_like(Y)
     for shift in range(3):
-        buffer.copy_(X + shift)
-        F.cross_entropy(model(buffer), Y).backward()
+        change(buffer, X + shift)
+        labels.copy_((Y + shift) % 5)
+        F.cross_entropy(model(buffer), labels).backward()
+    labels.zero_()
+    return gradients(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda buffer, batch: buffer.copy_(batch),
+        lambda buffer, batch: operator.setitem(buffer, slice(None), batch),
+        lambda buffer, batch: buffer.view(-1).copy_(batch.view(-1)),
+        lambda buffer, batch: torch.add(batch, 0, out=buffer),
+        lambda buffer, batch: torch.Tensor.data.__set__(buffer, batch),  # type: ignore[attr-defined]
+    ],
+)
+def test_a_batch_may_be_written_while_its_call_waits(change: Callable[[Tensor, Tensor], Any]) -> None:
+    models = [Plain() for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    plain = reuses_a_buffer(models[0], change)
+    assert run_threads(2, lambda rank: reuses_a_buffer(farspan.distribute(models[1 + rank]), change)) == [plain] * 2
+
+
+def writes_unseen(model: Any) -> None:
+    """As code does that is not written in Python."""
+    buffer = X.clone()
+    F.cross_entropy(model(buffer), Y).backward()
+    torch.autograd.graph.increment_version(buffer)
     gradients(model)
 
 
 @pytest.mark.parametrize(
     ("build", "program", "words"),
     [
-        (Plain, reuses_a_buffer, "written to since"),
+        (Plain, writes_unseen, "written to since"),
         (Plain, lambda model: model(X).sum().backward(create_graph=True), "create_graph"),
         (Plain, lambda model: model(X).grad_fn.register_hook(print), "grad_fn"),
     ],

@@ -222,6 +222,50 @@ def test_a_view_of_what_was_gathered_is_not_written(forward: Any) -> None:
         run_threads(2, lambda rank: train(farspan.distribute(nets[rank], tensor_parallel=2)))
 
 
+def cut(net: Any, x: Tensor) -> Tensor:
+    """No gradient comes to `k` and `v`, not even zeros."""
+    gate = torch.sigmoid(net.v(net.k(x)))
+    gate.detach_()
+    return net.out(net.q(x * gate))
+
+
+def test_what_is_cut_in_place_gets_no_gradient() -> None:
+    def on_rank(rank: int) -> set[str]:
+        net = farspan.distribute(Net(cut), tensor_parallel=2)
+        net(X).square().mean().backward()
+        return {name for name, p in net.named_parameters() if p.grad is None}
+
+    plain = Net(cut)
+    plain(X).square().mean().backward()
+    wanted = {name for name, p in plain.named_parameters() if p.grad is None}
+    assert "k.weight" in wanted and run_threads(2, on_rank) == [wanted] * 2
+
+
+class Counted(torch.autograd.Function):
+    """Counts its backwards on the module that called it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, net: Any) -> Tensor:
+        ctx.net = net
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.net.num_backwards += 1
+        return gradients[0], None
+
+
+def test_an_attribute_that_a_functions_backward_changes_is_an_error() -> None:
+    def counted(net: Any, x: Tensor) -> Tensor:
+        return net.out(Counted.apply(net.q(x), net))
+
+    nets = [Net(counted) for _ in range(2)]
+    for net in nets:
+        net.num_backwards = 0
+    with pytest.raises(RecordError, match=r"Counted.apply: its backward changes Net.num_backwards"):
+        run_threads(2, lambda rank: train(farspan.distribute(nets[rank], tensor_parallel=2)))
+
+
 def test_out_is_refused() -> None:
     nets = [Net(given_out) for _ in range(2)]
     with pytest.raises(WholeError, match="mul writes into a tensor of which the ranks of a stage have parts"):

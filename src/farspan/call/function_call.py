@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -15,10 +16,10 @@ class FunctionCall:
 
     __slots__ = ("around", "function", "modules")
 
-    def __init__(self, function: type[Function], modules: tuple[nn.Module, ...] = ()) -> None:
+    def __init__(self, function: type[Function], arguments: Sequence[Any] = ()) -> None:
         self.function = function
-        self.modules = modules
-        """Those among its arguments, and all below them."""
+        self.modules = tuple([item for item in arguments if isinstance(item, nn.Module)])
+        """Which its backward could change, and does not."""
         self.around = -1
         """The number of the snapshot of what the code of the function reads beside its arguments."""
 

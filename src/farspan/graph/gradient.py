@@ -113,9 +113,9 @@ class _Walk:
             call = heapq.heappop(self._queue)[2]
             if call.arguments is None or call in released:
                 raise released_error(call)
-            self._go_through(call)
+            self._go_through(call, released)
 
-    def _go_through(self, call: Call) -> None:
+    def _go_through(self, call: Call, released: Collection[Call]) -> None:
         for graph, number, text in call.recounted:
             if (graph, number) > (call.graph.index, call.index):
                 continue  # torch computes a checkpoint again up to what the backward needs
@@ -128,7 +128,7 @@ class _Walk:
         part.calls.append(call)
         if isinstance(call.target, ModuleTarget):
             self.leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
-        for value in differentiated(call, self.active):
+        for value in differentiated(call, self.active, released):
             if self._leading is not None and value not in self._leading:
                 continue
             if value.name and value.stage == segment.stage:
@@ -185,7 +185,7 @@ def first_released(roots: Sequence[Value], earlier: Iterable[Backward], keeps: C
             leading = None if backward.requested is None else _leading(backward.roots, backward.requested)
             gone.update(call for call in passed(backward) if leading is None or call in leading)
     found, active = None, set(roots)
-    for call in passed_from(roots, active):
+    for call in passed_from(roots, active, gone):
         if call.arguments is None:
             return None if call.raised else call  # one that has never run is another error, when it is to be run
         if call in gone:
@@ -218,14 +218,14 @@ def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Cal
     return (call for call in calls if call.arguments is not None)  # `route` says what is wrong with others
 
 
-def passed_from(roots: Sequence[Value], active: set[Value]) -> Iterator[Call]:
+def passed_from(roots: Sequence[Value], active: set[Value], released: Collection[Call] = ()) -> Iterator[Call]:
     queue = [(-root.call.graph.index, -root.call.index, root.call) for root in roots if root.call is not None]
     queue = list({entry[2]: entry for entry in queue}.values())
     heapq.heapify(queue)
     queued = {entry[2] for entry in queue}
     while queue:
         call = heapq.heappop(queue)[2]
-        for value in differentiated(call, active) if call.arguments is not None else ():
+        for value in differentiated(call, active, released) if call.arguments is not None else ():
             active.add(value)
             if value.call is not None and value.call not in queued:
                 queued.add(value.call)
@@ -233,15 +233,24 @@ def passed_from(roots: Sequence[Value], active: set[Value]) -> Iterator[Call]:
         yield call
 
 
-def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
-    """Returns the arguments that get gradient from those outputs of `call` that are active."""
+def differentiated(call: Call, active: Collection[Any], released: Collection[Call] = ()) -> list[Value]:
+    """Returns the arguments that get gradient from those outputs of `call` that are active. Where data decide whether
+    one does (a state that is detached inside), not what was made by a call that is `released`: it cannot get any.
+    """
     assert call.arguments is not None
     reached: set[int] = set()
     for output, sources in zip(call.outputs, call.entry.depends_on, strict=False):
         if output in active:
             reached.update(sources)
     arguments = [call.arguments[number] for number in sorted(reached)]
-    return [item for item in arguments if hasattr(item, "meta") and item.meta.requires_grad]
+    found = [item for item in arguments if hasattr(item, "meta") and item.meta.requires_grad]
+    if not getattr(call.target, "is_resolved", False):
+        return found
+    return [item for item in found if item.call is None or not (_is_released(item.call) or item.call in released)]
+
+
+def _is_released(call: Call) -> bool:
+    return call.arguments is None and not call.raised
 
 
 def parameters_of(call: Call, active: Collection[Any]) -> set[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from farspan.call.surroundings.around import Surroundings
 from farspan.call.surroundings.code import kinds_of
 from farspan.call.surroundings.moments import Moments
 from farspan.record.memory.parameter_copies import plain_in, what_is_written
-from farspan.record.tensor import LazyTensor, plain_versions
+from farspan.record.tensor import LazyTensor, memory_of, plain_versions
 
 if TYPE_CHECKING:
     from farspan.call.function_call import FunctionCall
@@ -51,6 +51,8 @@ class HeldObjects:
         self.moments = Moments()
         self._memory: set[int] = set()
         """Memory of plain tensors that what has been recorded since the last flush uses."""
+        self.given: set[int] = set()
+        """Memory of plain tensors that calls recorded since the last flush have been given."""
         self.are_marked = False
         """True if the program has set an attribute of its own on a recorded tensor."""
 
@@ -143,8 +145,25 @@ class HeldObjects:
             recorder.flush_before_change("requires_grad is changed")
         recorder.forget_states()
 
+    def keep_given(self, written: Sequence[torch.Tensor]) -> None:
+        """Plain tensors are about to be written: recorded calls get copies of those that they have been given."""
+        memory = self.given.intersection(map(memory_of, written))
+        if not memory:
+            return
+        self.given -= memory
+        copies: dict[int, torch.Tensor] = {}
+        for graph in (*self.recorder.pending, self.recorder.current):
+            for call in graph.calls:
+                if call.versions and call.arguments is not None and not call.entry.mutated:
+                    kept = [_kept(item, memory, copies) for item in call.arguments]
+                    is_other = any(one is not other for one, other in zip(kept, call.arguments, strict=True))
+                    if is_other and plain_versions(call.arguments) == call.versions:
+                        call.arguments, call.versions = kept, plain_versions(kept)
+
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None:
         """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""
+        if self.given:
+            self.keep_given(plain_in(args[:1] if function == _SET_DATA else what_is_written(function, args, kwargs)))
         if self._memory:
             is_exchange = function == _SET_DATA
             for tensor in plain_in(args[:1] if is_exchange else what_is_written(function, args, kwargs)):
@@ -173,7 +192,7 @@ class HeldObjects:
         """Run the body, calls of leaves, on objects as they were when these calls were recorded."""
         present = self.moments.see_all()
         leaves, self._leaves = self._leaves, {}
-        self._memory = set()
+        self._memory, self.given = set(), set()
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
         meanwhile: list[State] = []
         for leaf in changed:
@@ -190,3 +209,12 @@ class HeldObjects:
             for leaf in leaves:
                 if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):
                     leaf.own_objects = None
+
+
+def _kept(item: Any, memory: set[int], copies: dict[int, torch.Tensor]) -> Any:
+    """Returns an argument, or a copy of it, the same for all calls, if its memory is about to be written."""
+    if type(item) is not torch.Tensor or item.requires_grad or memory_of(item) not in memory:
+        return item
+    if id(item) not in copies:
+        copies[id(item)] = item.detach().clone()
+    return copies[id(item)]

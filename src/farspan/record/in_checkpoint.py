@@ -87,7 +87,7 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     now = {name: item for name, item in _tensors_of(module).items() if tensors.get(name) is not item}
     anew = {name: item for name, item in now.items() if _is_set_anew(item, tensors.get(name), calls)}
     changed = [name for name in now if name not in anew]
-    for name in changed or [name for _, name in held.changed() if name not in anew]:
+    for name in changed or [name for _, name in held.changed(puts_back=True) if name not in anew]:
         _refuse(recorder, f"a {type(module).__name__} changes its attribute {name}")
     module.__dict__.update({name: item for name, item in anew.items() if name in module.__dict__})
     if plain_versions(list(tensors.values())) != versions:
@@ -114,7 +114,7 @@ def hooks_unchanged_in_checkpoint(recorder: Recording, module: nn.Module) -> Ite
     yield
     is_written = plain_versions(tensors) != versions
     is_written |= any(getattr(item, "_value", None) is not value for item, value in zip(tensors, values, strict=True))
-    if is_written or around.look() or state.changed() or held.changed():
+    if is_written or around.look() or state.changed() or held.changed(puts_back=False):
         names = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks)
         _refuse(recorder, f"a forward hook on a {type(module).__name__} ({names}) keeps or counts something")
 

@@ -59,7 +59,7 @@ from farspan.record.surgery.opened import call_parts
 from farspan.record.team.slices.gradient import SlicedGradient
 from farspan.record.team.splitting import Splitting
 from farspan.record.team.team_tensor import TeamTensor
-from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
+from farspan.record.tensor import LazyTensor, StubParameter, memory_of, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 from farspan.torch_private.flags import hooks_on_what_is_saved, is_in_checkpoint, is_of_a_checkpoint
 
@@ -272,6 +272,7 @@ class Recorder:
         call = Call(target, template, arguments, entry, stage, modes, find_where(4))
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
+            self.held_objects.given.update([memory_of(item) for item in arguments if type(item) is torch.Tensor])
         call.region = self.regions.of(modes)
         if call.region and isinstance(target, Leaf):
             self.stale_casts.see(target, call.region, modes)

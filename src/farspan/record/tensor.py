@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farspan.graph import Meta, Value
     from farspan.record.recording import Recording
 
-__all__ = ["LazyTensor", "PassedBy", "StubParameter", "plain_versions"]
+__all__ = ["LazyTensor", "PassedBy", "StubParameter", "memory_of", "plain_versions"]
 
 
 class LazyTensor(torch.Tensor):
@@ -52,6 +52,7 @@ class LazyTensor(torch.Tensor):
     _twin_of: LazyTensor | None = None
     """The tensor of the same memory and shape that represents both (`memory.twins`)."""
     _is_torn = False
+    _is_written_through = False  # its memory was written, in place, while views of it were held
     """True if it has shared its memory with others and is a copy since, or they are: nothing may write into it."""
     _twins: list[Any] | None = None
     """Weak references to what this one stands for."""
@@ -383,6 +384,12 @@ def _recorder_in(args: Any, kwargs: Any) -> Any:
         elif isinstance(item, dict):
             stack.extend(item.values())
     raise AssertionError("no lazy tensor among the arguments")
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Returns the same number for all tensors of one memory."""
+    with DisableTorchFunction():
+        return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""`x.unsqueeze_(0)`, `x.t_()`: x alone is another view of its memory, and who shares it keeps its shape."""
+"""`x.unsqueeze_(0)`, `x.t_()`: x alone is another view of its memory, and who shares it keeps its shape. A write shows
+in views, which have the gradient that they have in torch, added up in its order.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,83 @@ def shapes_of_memory_change(model: nn.Module, distribute: Any) -> Any:
     return seen
 
 
-@pytest.mark.parametrize("program", [shapes_of_outputs_change, shapes_of_memory_change], ids=lambda p: p.__name__)
+def many_uses_after_a_write(model: nn.Module, distribute: Any) -> Any:
+    """Three gradients come to what was written; which is added first depends on when the view is taken again."""
+    distribute(model)
+    h = model(X) + 0.1
+    row, column = h[0], h[:, 1]
+    h.mul_(0.5)
+    loss = h.square().mean() + h.tanh().sum() + row.exp().sum() + h.sin().mean() + column.square().sum()
+    loss.backward()
+    return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+
+def output_of_a_layer(model: nn.Module, distribute: Any) -> Any:
+    """What a linear layer gives for sequences is a view: what comes to it is added up before what comes to others."""
+    distribute(model)
+    h = model(X.expand(3, *X.shape))
+    row = h[0]
+    h.mul_(0.5)
+    (h.square().mean() + row.exp().sum() + h.sin().mean()).backward()
+    row = (g := model(X.expand(3, *X.shape)))[1]
+    row.mul_(0.5)
+    (g.square().mean() + row.exp().sum() + g.sin().mean() + g[0].square().sum()).backward()
+    return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+
+def write_without_gradient(model: nn.Module, distribute: Any) -> Any:
+    """A view of what is written under no_grad has the history that it had."""
+    distribute(model)
+    h = model(X) + 0.1
+    row = h[0]
+    with torch.no_grad():
+        h.mul_(0.5)
+    (h.square().mean() + row.exp().sum()).backward()
+    return row.requires_grad, [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        shapes_of_outputs_change,
+        shapes_of_memory_change,
+        many_uses_after_a_write,
+        output_of_a_layer,
+        write_without_gradient,
+    ],
+    ids=lambda p: p.__name__,
+)
 def test_the_same_as_in_one_process(program: Any) -> None:
     same_everywhere(program, 2)
+
+
+def retained_and_written(h: Tensor) -> None:
+    h.retain_grad()
+    h.mul_(0.5)
+
+
+def hooked_and_written_through(h: Tensor) -> None:
+    row = h[0]
+    row.register_hook(lambda gradient: gradient)
+    h.mul_(0.5)
+
+
+def written_through_and_retained(h: Tensor) -> None:
+    row = h[0]
+    h.mul_(0.5)
+    h.retain_grad()
+    row.sum()
+
+
+@pytest.mark.parametrize("program", [retained_and_written, hooked_and_written_through, written_through_and_retained])
+def test_gradients_of_what_is_written_in_place_are_refused(program: Any) -> None:
+    def on_rank(model: nn.Module) -> str:
+        farspan.distribute(model)
+        with pytest.raises(RecordError, match=r"a hook, or retain_grad\(\)") as error:
+            program(model(X))
+        return str(error.value)
+
+    assert len(set(on_ranks(2, on_rank, mlp))) == 1
 
 
 def test_another_shape_that_is_no_view_is_refused() -> None:

@@ -78,6 +78,8 @@ class Entry:
     """Its draws from torch's CPU generator; None where only a run shows how far it moves that."""
     histories: tuple[str, ...] = ()
     """For each of `metas`, how torch shows its `grad_fn`; "" where it has none."""
+    views: tuple[int, ...] = ()
+    """The results that are views of memory that the call has made: others may be views of the same."""
     differentiable: tuple[int, ...] = field(init=False)
     """Arguments to which gradient flows from any output."""
     requires_grad: bool = field(init=False)
@@ -198,6 +200,7 @@ class Unknown:
 
     is_foreseen: ClassVar[bool] = False
     histories: tuple[str, ...] = ()
+    views: tuple[int, ...] = ()
     is_random = True
     is_random_in_python = True
     draws: Draws | None = None

@@ -137,6 +137,7 @@ def observe(
         else:
             output_metas = tuple([meta_of(output, fakes.device) for output in outputs])
         histories = tuple(map(history_of, outputs))
+        views = tuple([i for i, result in enumerate(results) if shares[i] < 0 and result._is_view()])
         is_ordered = _note_writes(target, memory, outputs, fakes, watch)
         if leaf is not None:
             leaf.runs_code_backward |= watch.is_checkpointed or any(map(goes_through_python, outputs))
@@ -178,6 +179,7 @@ def observe(
         flops=watch.flops,
         digest=digest_of_call(target, template, metas, modes, result_parts),
         histories=histories,
+        views=views,
         draws=watch.draws() if has_own_draws else None,
     )
     return entry, outputs

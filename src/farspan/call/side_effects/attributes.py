@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from farspan.call.function_call import FunctionCall
 from farspan.call.infer.watch import storage_id
-from farspan.call.leaf import LeakError
+from farspan.call.leaf import Leaf, LeakError
 from farspan.call.pytree.template import can_describe, map_tensors
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
@@ -38,6 +39,7 @@ __all__ = [
     "put_attributes",
     "put_own_attributes",
     "real_attributes",
+    "unchanged_as_before",
     "unchanged_in_backward",
     "watched_attributes",
 ]
@@ -171,15 +173,15 @@ class HeldState:
             put_own_attributes(module, held)
         self._state.put_back(self._state.changed())
 
-    def changed(self) -> list[tuple[nn.Module, str]]:
-        """Returns the attributes that hold something else now, but for tensors in the place of tensors: these are put
-        back.
+    def changed(self, *, puts_back: bool) -> list[tuple[nn.Module, str]]:
+        """Returns the attributes that hold something else now; but, if `puts_back`, for tensors in the place of
+        tensors: these are put back.
         """
         inside, found = self._state.changed(), list[tuple[nn.Module, str]]()
         for module, held in self._held:
             for name, item in own_attributes(module).items():
                 then = held.get(name, _ABSENT)
-                if isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
+                if puts_back and isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
                     module.__dict__[name] = then
                 elif not is_same(item, then) or self._state.reaches(then, inside):
                     found.append((module, name))
@@ -187,36 +189,64 @@ class HeldState:
 
 
 @contextlib.contextmanager
-def unchanged_in_backward(names: str, modules: Sequence[nn.Module], buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of
-    `modules` and none of `buffers`. A tensor that their forward sets, and a checkpoint sets again, is the one of the
-    forward.
+def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[None]:
+    """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
+    modules of `targets`, and no buffer of which the forward has not shown that. A tensor that their forward sets, and a
+    checkpoint sets again, is the one of the forward.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
     """
-    before = HeldState(modules)
-    versions = [item._version for item in buffers]
+    names = " or ".join(map(str, targets))
+    before = HeldState([module for target in targets for module in target.modules])
+    buffers = [buffer for target in targets for buffer in _unwritten(target)]
+    versions = [buffer._version for buffer in buffers]
     try:
         yield
     except LeakError as error:
         raise RecordError(
-            f"{names}: its backward reads a value that a call has set as an attribute.",
+            f"{names}: its backward reads a value that a call has set as an attribute, or a buffer of another rank.",
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for module, name in before.changed():
+    for module, name in before.changed(puts_back=True):
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
             why="a backward runs on one rank, and the other ranks would not see the change.",
             hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
             "in a module that a checkpoint computes again, change it outside of the checkpoint",
         )
-    if [item._version for item in buffers] != versions:
+    if [buffer._version for buffer in buffers] != versions:
         raise RecordError(
             f"{names}: its backward writes into a buffer.",
             why="calls that read the buffer run before this backward or after it, for the forward did not show that.",
             hint="let the autograd function keep the module (ctx.module = module), which runs as one unit",
+        )
+
+
+def _unwritten(target: Leaf | FunctionCall) -> list[torch.Tensor]:
+    """Returns the buffers of a target into which nobody has been seen to write."""
+    if isinstance(target, Leaf):
+        return [item.tensor for item in target.buffers if not item.is_written]
+    return [buffer for module in target.modules for buffer in module.buffers()]
+
+
+@contextlib.contextmanager
+def unchanged_as_before(leaf: Leaf) -> Iterator[None]:
+    """Run in the body a call whose data decide what it does, and see to it that it changes no attribute but those that
+    it has changed in its first calls: only its owner would see that.
+
+    Raises:
+        RecordError: It has changed one.
+    """
+    before = HeldState(leaf.modules)
+    yield
+    for module, name in before.changed(puts_back=False):
+        raise RecordError(
+            f"{leaf.name}: its call changes {type(module).__name__}.{name}, and did not in its first calls.",
+            why="data decide what it does, and the other ranks would not see the change.",
+            hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
+            "or change it in every call",
         )
 
 

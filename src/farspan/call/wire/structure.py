@@ -186,8 +186,9 @@ def _check_fields(fields: dict[str, Any], num_arguments: int) -> None:
         wrong.append("unused")
     wrong += [name for name in ("attributes", "histories") if not is_tuple_of(fields[name], str)]
     wrong += [name for name in ("same_as", "shares") if not is_numbers(fields[name], -1, num_arguments)]
-    if not is_numbers(fields["mutated"], 0, num_arguments):
-        wrong.append("mutated")
+    wrong += [
+        name for name, end in (("mutated", num_arguments), ("views", num_metas)) if not is_numbers(fields[name], 0, end)
+    ]
     for name, end in (("depends_on", num_arguments), ("parameters", 1 << 32)):
         if not is_tuple_of(fields[name], tuple) or not all(is_numbers(item, 0, end) for item in fields[name]):
             wrong.append(name)

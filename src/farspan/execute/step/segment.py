@@ -22,19 +22,24 @@ from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Unknown
-from farspan.call.leaf import Leaf, Placed, tensor_of
+from farspan.call.leaf import Leaf, Placed, Target, tensor_of
 from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
 from farspan.call.pytree.template import flatten, plain_arguments, rebuild
-from farspan.call.side_effects.attributes import real_attributes, unchanged_in_backward, watched_attributes
+from farspan.call.side_effects.attributes import (
+    real_attributes,
+    unchanged_as_before,
+    unchanged_in_backward,
+    watched_attributes,
+)
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.call.wire.users_line import note_line, note_line_of_backward
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
-from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value
+from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value, released_error
 from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
@@ -180,6 +185,8 @@ def call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableAr
         if num_arguments == len(tensors) and _is_as_it_was(target):
             return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
     with contextlib.ExitStack() as stack:
+        if is_known and target.is_resolved:
+            stack.enter_context(unchanged_as_before(target))
         if not is_known:
             stack.enter_context(watched_attributes(target.modules, attributes, is_real=True))
         elif attributes or call.entry.attributes:
@@ -274,6 +281,7 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
+    watched = [call.target for call in part.calls if _runs_code_on_modules(call.target)]
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
@@ -281,7 +289,7 @@ def run_backward(
             with (
                 apply_modes(part.backward.modes),
                 around_backward(part.describe),
-                _watched(part),
+                unchanged_in_backward(watched) if watched else _NOTHING,
             ):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
@@ -297,6 +305,7 @@ def run_backward(
             _put_back(aside)
             raise
     outgoing = _outgoing(part, sources, caught)
+    _check_passed(part)
     if part.backward.requested is not None:
         shared = {edge.key for edge in part.outgoing}
         returned = {name: raw_grad(source) for name, source in requested.items() if name not in shared}
@@ -308,6 +317,22 @@ def run_backward(
     if not part.backward.retain_graph:
         _release(part)
     return outgoing, deferred
+
+
+def _check_passed(part: BackwardSegment) -> None:
+    """Raise if gradient has come to what could not get any, for an earlier backward has been through what made it."""
+    leaves = {} if part.segment is None else part.segment.leaves
+    passed_on = {edge.key for edge in part.outgoing}
+    for call in [call for call in part.calls if type(call.target) is Leaf and call.target.is_resolved]:
+        for item in call.arguments or ():
+            is_left = type(item) is Value and item in leaves and item not in passed_on
+            if is_left and item.call is not None and raw_grad(leaves[item]) is not None:
+                raise released_error(item.call)
+
+
+def _runs_code_on_modules(target: Target) -> bool:
+    """Returns whether its backward runs code of the program's, which knows modules."""
+    return target.runs_code_backward if type(target) is Leaf else type(target) is FunctionCall and bool(target.modules)
 
 
 def _roots_of(
@@ -352,18 +377,6 @@ def _outgoing(
             )
         outgoing[edge] = gradient
     return outgoing
-
-
-def _watched(part: BackwardSegment) -> contextlib.AbstractContextManager[None]:
-    """Returns what watches a backward that runs code of the program's, for what only this rank would know of."""
-    leaves = [call.target for call in part.calls if type(call.target) is Leaf and call.target.runs_code_backward]
-    functions = [call.target for call in part.calls if type(call.target) is FunctionCall and call.target.modules]
-    if not (leaves or functions):
-        return _NOTHING
-    modules = [module for target in (*leaves, *functions) for module in target.modules]
-    buffers = [item.tensor for leaf in leaves for item in leaf.buffers if not item.is_written]
-    buffers += [item for target in functions for module in target.modules for item in module.buffers(recurse=False)]
-    return unchanged_in_backward(" or ".join(map(str, (*leaves, *functions))), modules, buffers)
 
 
 def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:

@@ -99,8 +99,6 @@ class Deferred:
         value, modes = recorder.argument(tensor), current_modes()
         metas = [value.meta if isinstance(value, Value) else meta_of(value)]
         entry: Any = recorder.predict(view, template, metas, modes)
-        if entry.requires_grad and isinstance(value, Value) and can_go_back(value):
-            return recorder.record(view, template, [tensor], None)
         return self.defer(view, template, [value], entry, modes, [tensor], ((), {}))
 
     def defer(

@@ -118,8 +118,43 @@ def is_retained(lazy: Recorded) -> bool:
     return call is not None and call.hooks is not None and lazy._value.index in call.hooks.retaining
 
 
+def check_unhooked(lazy: Recorded, name: str, *, is_shared: bool) -> None:
+    """Raise if `name` is to write in place into a tensor whose gradient the program has asked for.
+
+    Args:
+        lazy: What is written.
+        name: What writes.
+        is_shared: Whether its memory is that of others, too.
+    """
+    call, index = lazy._value.call, lazy._value.index
+    if call is None or call.hooks is None:
+        return
+    has_hook = is_shared and any(number == index for number, _ in call.hooks.of_tensors.values())
+    if has_hook or index in call.hooks.retaining:
+        lazy._recorder.refuse(
+            f"{name} writes in place into a tensor that has a hook, or retain_grad()",
+            why="the gradient would be that of what is written, and of what shares memory with it.",
+            hint="write first, or out of place (y = y + 1)",
+        )
+
+
+def _check_unwritten(lazy: Recorded) -> None:
+    """Raise if its memory was written while views of it were held: torch decides by how it was made in a module what of
+    their gradient comes to which of them.
+    """
+    root = lazy if lazy._view is None else lazy._view.root
+    is_shared = root is not lazy or any(member() is not None for member in root._family or ())
+    if is_shared and getattr(root, "_is_written_through", False):
+        lazy._recorder.refuse(
+            "a hook, or retain_grad(), on a tensor that shares its memory, and has been written in place",
+            why="which gradient comes to it depends on what it is a view of inside of a module.",
+            hint="write out of place (y = y + 1), or take the view of a clone()",
+        )
+
+
 def _hooks_of(lazy: Recorded) -> CallHooks:
     recorder = lazy._recorder
+    _check_unwritten(lazy)
     recorder.deferred.record_one(lazy)
     value = lazy._value
     call = value.call

@@ -14,7 +14,6 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -45,8 +44,7 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
     if recorder is not None:
         if function is CheckpointFunction:
             return _run_checkpointed(*args)
-        given = [item for item in (*args, *kwargs.values()) if isinstance(item, nn.Module)]
-        call = FunctionCall(function, tuple(part for module in given for part in module.modules()))
+        call = FunctionCall(function, args)
         recorder.held_objects.see_function(call)
         for item in args:
             if (

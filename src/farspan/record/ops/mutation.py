@@ -16,12 +16,13 @@ from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments, rebuild
 from farspan.graph import Call, Value
 from farspan.record.memory.exchanged import can_be_recorded, exchange
+from farspan.record.nodes.tensor_hooks import check_unhooked
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
 from farspan.record.ops.views import Through, changes_shape, is_shared, root_of, write_through
 from farspan.record.parameters.parameter_values import renew_aliases
 from farspan.record.team.team_tensor import TeamTensor
-from farspan.record.tensor import LazyTensor, plain_versions
+from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def is_plain_write(recorder: Recording, target: Target, entry: Entry, tensors: l
             )
         if type(tensor) is not LazyTensor or tensor._is_torn or tensor._alias_of is not None or is_shared(tensor):
             return False
+        check_unhooked(tensor, entry.name, is_shared=False)
     return True
 
 
@@ -109,8 +111,7 @@ def write_apart(
         )
     plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
     if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):
-        for tensor in plain:
-            _keep_for_pending(recorder, tensor)
+        recorder.held_objects.keep_given(plain)
         return True, run_here()
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
         if type(target) is Leaf:
@@ -169,17 +170,6 @@ def _become_recorded(recorder: Recording, plain: torch.Tensor, stage: int, name:
     template, tensors = flatten_arguments(*given)
     lazy = recorder.record(torch.clone, template, tensors, stage, given=given)
     exchange(recorder, plain, lazy, lazy._value)
-
-
-def _keep_for_pending(recorder: Recording, plain: torch.Tensor) -> None:
-    """Let the calls that wait to be run take `plain` as it is now."""
-    memory = None
-    for graph in (*recorder.pending, recorder.current):
-        for call in graph.calls:
-            if call.versions and call.arguments is not None and any(item is plain for item in call.arguments):
-                memory = plain.detach().clone() if memory is None else memory
-                call.arguments = [memory if item is plain else item for item in call.arguments]
-                call.versions = plain_versions(call.arguments)
 
 
 def let_record_written(

@@ -24,6 +24,7 @@ from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild
 from farspan.graph import Call
 from farspan.record.memory.twins import leave_memory, main_of, put_value
+from farspan.record.nodes.tensor_hooks import check_unhooked
 from farspan.record.parameters.away import real_of
 from farspan.record.tensor import LazyTensor
 from farspan.record.unrecorded import plainly
@@ -221,7 +222,7 @@ def write_through(
 ) -> None:
     """Record `function`, which writes into its `number`-th tensor, and let all that share its memory be new."""
     written: Any = main_of(tensors[number])  # type: ignore[arg-type]
-    root = root_of(written)
+    root = _with_base(recorder, root_of(written))
     links = () if written._view is None else written._view.links
     others = [tensor for i, tensor in enumerate(tensors) if i != number]
     is_in_place = _is_parameters(root)
@@ -233,6 +234,8 @@ def write_through(
 
     family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
     members = [member for member in family if member is not None and member is not root]
+    for member in [root, *members] if type(root) is LazyTensor else members:
+        check_unhooked(member, name_of(function), is_shared=True)
     has_history = not is_in_place and _is_past_detach(written, others)
     cut = _num_detached(links) if has_history else 0
     base = _base_of(recorder, written, members, cut) if has_history else written
@@ -241,6 +244,7 @@ def write_through(
     result = write(links, root)
     if not is_in_place:
         put_value(root, result._value)
+        vars(root)["_is_written_through"] = True
         if root._parts_of_gradients is not None:
             recorder.gradients.memory.note_written(root)
     for member in members:
@@ -249,10 +253,29 @@ def write_through(
             or (member._view.links or ())[: len(past)] != past
             or (member is not base and not member._view.has_history)
         ):
-            retake(recorder, member)
+            retake(recorder, member, is_used=member is written)
     if own is not None:
         put_value(base, own._value)
         _retake_past(recorder, base, members)
+
+
+def _with_base(recorder: Recording, root: Any) -> Any:
+    """Returns `root`; or, where the call that made it gave a view of something (a linear layer does), a tensor of which
+    it is a view from now on, as its views are: torch adds up by itself what gradient comes to each of them.
+    """
+    value = root._value if type(root) is LazyTensor and not _is_parameters(root) else None
+    is_view = value is not None and value.call is not None and value.index in value.call.entry.views
+    if not is_view or not value.meta.requires_grad or root._twins or root._parts_of_gradients is not None:
+        return root
+    base: Any = LazyTensor.make(value, recorder)
+    members = [member for reference in root._family or () if (member := reference()) is not None]
+    for member in members:
+        vars(member)["_view"] = member._view._replace(root=base)
+    template, _ = flatten_arguments((root, ...), {})
+    vars(root).update(_view=_View(base, ((torch.Tensor.__getitem__, template, 0),)), _family=None)
+    for member in (root, *members):
+        _join(member, base, recorder.placed)
+    return base
 
 
 def _retake_past(recorder: Recording, base: Any, members: list[Any]) -> None:
@@ -299,8 +322,8 @@ def _is_parameters(tensor: Any) -> bool:
     return type(tensor) is not LazyTensor or tensor._alias_of is not None or tensor._is_gradient
 
 
-def retake(recorder: Recording, member: LazyTensor) -> None:
-    """Takes `member` again as a view, after what it is a view of has been written."""
+def retake(recorder: Recording, member: LazyTensor, *, is_used: bool = False) -> None:
+    """Takes `member` again as a view, after what it is a view of has been written: now, if `is_used`, or when it is."""
     view: Any = member._view
     if view.links is None:
         recorder.refuse(
@@ -313,8 +336,9 @@ def retake(recorder: Recording, member: LazyTensor) -> None:
             why="it would have to change, and keep the gradient.",
             hint="clone() after detach(), or use the out-of-place operation",
         )
-    tensor = view.root
-    tensor = _taken_again(recorder, view.links, tensor)
+    tensor = _taken_again(recorder, view.links, view.root)
+    if is_used:
+        recorder.deferred.record_one(tensor)
     put_value(member, tensor._value)
     if view.num_flushes >= 0:
         is_parameters = (placed := _placed_of(recorder, view.root)) is not None and placed.is_parameter
@@ -325,12 +349,13 @@ def retake(recorder: Recording, member: LazyTensor) -> None:
 def _taken_again(recorder: Recording, links: tuple[_Link, ...], tensor: Any) -> Any:
     """Returns a view of a recorded tensor, or of a parameter, by the steps that lead to it."""
     may_wait = recorder.engine.num_ranks > 1 and not _is_parameters(tensor)
-    for function, template, result in links:
-        if may_wait:  # other ranks' programs may hold no such view
-            taken = recorder.deferred.take(function, template, tensor)
-        else:
-            taken = recorder.record(function, template, [tensor], None)
-        tensor = flatten(taken)[1][result]
+    with torch.set_grad_enabled(torch.is_grad_enabled() or tensor.requires_grad):  # views keep their history, too
+        for function, template, result in links:
+            if may_wait:  # until it is used: so torch takes it again, too, and ranks may hold no such view
+                taken = recorder.deferred.take(function, template, tensor)
+            else:
+                taken = recorder.record(function, template, [tensor], None)
+            tensor = flatten(taken)[1][result]
     return tensor
 
 

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Splitting"]
 
-_STAYS = frozenset([torch.autograd.grad, torch.Tensor.detach])
+_DETACHES = frozenset([torch.Tensor.detach, torch.detach, torch.Tensor.detach_, torch.detach_])
+_STAYS = _DETACHES | {torch.autograd.grad}
 
 
 class Splitting(Inside):
@@ -123,9 +124,13 @@ class Splitting(Inside):
         if function is torch.autograd.grad:
             outputs = [joined(item) for item in (args[0] if isinstance(args[0], (list, tuple)) else [args[0]])]
             return self.recorder.dispatch(function, (outputs, *args[1:]), kwargs)
-        if function is torch.Tensor.detach:
-            parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
-            return TeamTensor.of(self, team._split, parts, team._dim, team._weights, sections=team._sections)
+        if function in _DETACHES:
+            parts = [self.recorder.dispatch(torch.Tensor.detach, (part,), {}) for part in used(team)._parts]
+            cut = TeamTensor.of(self, team._split, parts, team._dim, team._weights, sections=team._sections)
+            if function in (torch.Tensor.detach, torch.detach):
+                return cut
+            vars(team).update(_value=cut._value, _parts=cut._parts)
+            return team
         if kwargs.get("out") is not None:
             raise refusal(function)
         if has_rules(function, args, kwargs):
