@@ -241,3 +241,41 @@ class Holders(nn.Module):
 def test_parameters_and_buffers_that_modules_hold_by_other_names_are_the_same_on_all_ranks(ranks: Any) -> None:
     plan = dict(zip(("one", "other", "head"), ranks, strict=True))
     assert_same_as_plainly(Holders, train, 2, plan=plan)
+
+
+class Drawing(nn.Module):
+    """Is called part by part: all ranks move its generator on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.generator = nn.Linear(8, 8), torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x)) + 0.1 * torch.rand(8, generator=self.generator)
+
+    def __deepcopy__(self, memo: Any) -> Drawing:
+        copy = Drawing()
+        copy.load_state_dict(self.state_dict())
+        return copy
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(8, 8), torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.linear(x)) / self.calls[0]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_count_is_recorded_behind_a_part_that_draws(num_ranks: int) -> None:
+    def program(model: Any) -> Any:
+        model(X).square().mean().backward()
+        return model[2].calls.tolist(), [parameter.grad.tolist() for parameter in model.parameters()]
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), Drawing(), Counting(), nn.Linear(8, 5))
+
+    assert_same_as_plainly(build, program, num_ranks)

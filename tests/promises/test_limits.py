@@ -196,6 +196,25 @@ def test_a_checkpoint_in_which_one_process_counts_a_batch_twice_is_an_error(use_
         on_two_ranks(lambda: Checkpointed(use_reentrant=use_reentrant), program)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_hook_that_one_process_calls_twice_in_a_checkpoint_may_change_what_a_module_gives_but_keep_nothing(
+    use_reentrant: bool,
+) -> None:
+    def program(model: Any, hook: Callable[..., Any]) -> Any:
+        model.norm.eval()
+        model.first.register_forward_hook(hook)
+        F.cross_entropy(model(X.clone().requires_grad_()), Y).backward()
+        return [parameter.grad.tolist() for parameter in model.parameters()]
+
+    def build() -> nn.Module:
+        return Checkpointed(use_reentrant=use_reentrant)
+
+    assert_same_as_plainly(build, lambda model: program(model, lambda module, args, result: result * 0.9), 2)
+    seen: list[Tensor] = []
+    with pytest.raises(RecordError, match="in a checkpoint whose parts"):
+        on_two_ranks(build, lambda model: program(model, lambda module, args, result: seen.append(result)))
+
+
 def test_a_normalisation_in_a_checkpoint_that_nothing_differentiates_is_that_of_one_process() -> None:
     def program(model: Any) -> Any:
         model.norm.eval()

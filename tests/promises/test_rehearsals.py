@@ -9,7 +9,7 @@ import copy
 import decimal
 import queue
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -72,6 +72,35 @@ class CountsInAContext(Tanh):
     def forward(self, x: Tensor) -> Tensor:
         STEP.set(STEP.get() + 1)
         return super().forward(x) * STEP.get()
+
+
+class CountsInAContextAndByData(CountsInAContext):
+    """No run on fakes comes to its end, and a real one would have written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.calls.add_(1)
+        return y if self.calls % 2 else -y
+
+
+class CountsByData(Tanh):
+    """Counts in a list of the file's, which only data show."""
+
+    counts: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        if self.calls > 0:
+            self.counts.append(1)
+        return super().forward(x) / len(self.counts)
 
 
 class Rounds(Tanh):
@@ -226,8 +255,12 @@ def built(kind: type[Tanh]) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4), nn.Linear(4, 4))
 
 
+COUNTS_IN_A_CONTEXT = [CountsInAContext, CountsInAContextAndByData]
+
+
 @pytest.mark.parametrize(
-    "kind", [Counts, CountsInAView, CountsOnATensor, CountsInAContext, TakesInTurn, AppendsByAMethod, TakesFromAQueue]
+    "kind",
+    [Counts, CountsInAView, CountsOnATensor, *COUNTS_IN_A_CONTEXT, TakesInTurn, AppendsByAMethod, TakesFromAQueue],
 )
 def test_what_a_module_counts_is_counted_once_a_call(kind: type[Tanh]) -> None:
     plain = contextvars.copy_context().run(train, built(kind))
@@ -238,6 +271,12 @@ def test_what_a_module_counts_is_counted_once_a_call(kind: type[Tanh]) -> None:
         return contextvars.copy_context().run(train, farspan.distribute(models[rank]))
 
     assert run_threads(2, program) == [plain] * 2
+
+
+def test_a_module_that_writes_and_then_counts_around_itself_for_its_data_is_an_error() -> None:
+    models = [built(CountsByData) for _ in range(2)]
+    with pytest.raises(RecordError, match="1 writes into a tensor, and it changes counts outside the module"):
+        run_threads(2, lambda rank: train(farspan.distribute(models[rank])))
 
 
 @pytest.mark.parametrize("kind", [Prints, PrintsQuietly])
@@ -327,6 +366,26 @@ def test_buffers_and_tensors_that_a_backward_sets_are_the_same_on_all_ranks(kind
     models = [built(kind) for _ in range(3)]
     plain = program(models[2])
     assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [plain] * 2
+
+
+def test_a_buffer_that_backwards_write_is_read_between_them() -> None:
+    def program(model: Any) -> Any:
+        read = []
+        for _ in range(3):
+            read.append([buffer.clone() for buffer in model.buffers()])
+            model(torch.ones(2, 4)).sum().backward()
+        return [[buffer.item() for buffer in buffers] for buffers in read]
+
+    models = [built(CountsBackwardsInABuffer) for _ in range(2)]
+    assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [[[0.0], [1.0], [2.0]]] * 2
+
+
+def test_a_backward_that_writes_a_buffer_where_calls_keep_no_order_is_an_error() -> None:
+    models: list[Any] = [built(CountsBackwardsInABuffer) for _ in range(2)]
+    for model in models:
+        model[1].linear.register_forward_hook(lambda module, args, result: result * 0.9)
+    with pytest.raises(RecordError, match="its backward writes into a buffer"):
+        run_threads(2, lambda rank: train(farspan.distribute(models[rank])))
 
 
 def test_a_state_that_a_checkpoint_reads_again_is_an_error_with_the_modules_name() -> None:

@@ -154,7 +154,42 @@ class WritesItsParameter(nn.Module):
         return self.head(y.exp())
 
 
-SEVERAL = [WithEffects, WithInPlace, InCheckpoint, Autocast, OwnGenerator, InnerGradient, WritesItsParameter]
+class MeanByData(nn.Module):
+    """Writes into what it keeps through `.data`, which torch does not count as a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head, self.means = nn.Linear(8, 8), nn.Linear(8, 5), [torch.zeros(8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        self.means[0].data.lerp_(y.data.mean((0, 1)), 0.5)
+        return self.head(y - self.means[0])
+
+
+class HalvesByData(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        x.data.mul_(0.5)
+        return torch.tanh(super().forward(x))
+
+
+class ArgumentByData(nn.Sequential):
+    """A part writes so into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), HalvesByData(8, 8), nn.Linear(8, 5))
+
+
+SEVERAL = [
+    WithEffects,
+    WithInPlace,
+    InCheckpoint,
+    Autocast,
+    OwnGenerator,
+    InnerGradient,
+    WritesItsParameter,
+    MeanByData,
+]
 NOT_SPLIT = {
     WritesItsParameter: "modified by an inplace operation",
 }
@@ -173,6 +208,11 @@ def test_modules_that_do_more_than_return(make: Any, remat: Any, num_ranks: int)
             assert_same(make, train_twice, num_ranks, **options)
         return
     assert_same(make, train_twice, num_ranks, **options)
+
+
+@pytest.mark.parametrize("remat", [True, ["1"]])
+def test_a_unit_that_writes_its_argument_by_data_is_not_computed_again(remat: Any) -> None:
+    assert_same(ArgumentByData, train_twice, 2, remat=remat)
 
 
 def test_recurrent_networks() -> None:

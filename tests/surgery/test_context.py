@@ -103,6 +103,28 @@ def _around_all(around: Around, model: nn.Module) -> Any:
     return [None if parameter.grad is None else parameter.grad.tolist() for parameter in model.parameters()]
 
 
+def test_what_is_recorded_before_hooks_and_runs_under_them_is_kept_without_them() -> None:
+    assert_same_as_plainly(_Layers, _read_inside, 2)
+
+
+def test_what_hooks_keep_is_not_computed_again() -> None:
+    assert_same_as_plainly(_Layers, lambda model: _around_all(rounding, model), 2, remat=True)
+
+
+class _Layers(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), *(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
+
+
+def _read_inside(model: nn.Module) -> Any:
+    before = model(X)
+    with rounding():
+        inside = model(X)
+        read = before.sum().item()
+    (before.sum() + inside.square().sum()).backward()
+    return read, [parameter.grad.tolist() for parameter in model.parameters() if parameter.grad is not None]
+
+
 # Flags belong to the process, of which ranks as threads have only one.
 @pytest.mark.parametrize(
     "around",

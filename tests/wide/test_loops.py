@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.plainly import assert_same_as_plainly, train
 from tests.wide import loops
 from tests.wide.loops import LOOPS
+from torch import Tensor, nn
 
 WIDTHS: dict[str, tuple[int, dict[str, str]]] = {
     "2": (2, {"": "rank:0+rank:1"}),
@@ -51,6 +53,24 @@ def test_sums_are_the_same_in_every_run(width: str) -> None:
     wanted, found = run("uneven_numbers", width, "sum")
     assert same(run("uneven_numbers", width, "sum")[1], found), "to the last bit"
     assert largest_difference(found[0], wanted) < 1e-6
+
+
+class Warmup(nn.Module):
+    """Counts in a buffer, by which it decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.first(x) if self.calls < 4 else self.second(x))
+
+
+def test_a_module_that_decides_by_a_count_in_a_buffer_is_that_of_one_process() -> None:
+    plan = {"0": "rank:0+rank:1", "1": "rank:1"}
+    assert_same_as_plainly(lambda: nn.Sequential(Warmup(), nn.Linear(8, 5)), train, 2, plan=plan)
 
 
 def same(found: Any, wanted: Any) -> bool:

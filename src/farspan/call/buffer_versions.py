@@ -20,7 +20,7 @@ from torch import nn
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, Placed, reaches_outside, swapped
 from farspan.errors import RecordError
-from farspan.torch_private import saved_by
+from farspan.torch_private import modules_held_by, saved_by
 
 if TYPE_CHECKING:
     from farspan.graph import Call
@@ -38,15 +38,17 @@ def note_saved(outputs: Iterable[torch.Tensor], memory: Sequence[tuple[Placed, s
         memory: For each parameter and buffer all memory that it has had in the run.
 
     Returns:
-        Whether the backward may write into buffers, for it may run code again that does.
+        Whether the backward may write into buffers: it may run code again that does, or knows the module of one.
     """
     buffers = [(item, ids) for item, ids in memory if not item.is_parameter]
     if not buffers:
         return False
     saved, is_packed = saved_by(outputs)
     saved_ids = set(map(storage_id, saved))
+    known = {id(buffer) for module in modules_held_by(outputs) for buffer in module.buffers()} if is_packed else ()
     for item, ids in buffers:
         item.is_saved |= is_packed or not ids.isdisjoint(saved_ids)
+        item.is_written |= id(item.tensor) in known
     return is_packed and any(item.is_written for item, _ in buffers)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "is_called_in_parts",
     "is_passed_over",
     "open_leaves",
+    "user_forward_hooks",
     "without_user_hooks",
 ]
 
@@ -119,6 +120,12 @@ def call_with_user_hooks(
                     warnings.warn(f"a forward hook with always_call=True raised too: {error}", stacklevel=2)
         raise
     return result if around is None else around.setup_output_hook(result)
+
+
+def user_forward_hooks(module: nn.Module) -> list[Any]:
+    """Returns the users' hooks before and after the forward of `module`, those on all modules too."""
+    tables = (*forward_hooks_of_all(), module._forward_pre_hooks, module._forward_hooks)
+    return [hook for table in tables for _, hook in _users(table)]
 
 
 def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:

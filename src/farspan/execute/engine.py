@@ -50,6 +50,7 @@ from farspan.record.recorder import Recorder
 from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 from farspan.torch_private import raw_grad, without_modes_of
+from farspan.torch_private.flags import without_hooks_on_what_is_saved
 
 __all__ = ["Engine"]
 
@@ -256,10 +257,15 @@ class Engine:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """User code is not recorded; what goes wrong is reported to all ranks."""
+        """User code is not recorded; what goes wrong is reported to all ranks. What runs here may have been recorded
+        somewhere else: what autograd saves goes through no hooks that are around now."""
         was_recording, self.recorder.is_recording = self.recorder.is_recording, False
         try:
-            with without_modes_of(self.recorder), self.recorder.held_objects.as_recorded():
+            with (
+                without_modes_of(self.recorder),
+                without_hooks_on_what_is_saved(),
+                self.recorder.held_objects.as_recorded(),
+            ):
                 yield
         except Exception as error:
             if self.losses.has_interrupted(error):

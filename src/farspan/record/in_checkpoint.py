@@ -10,6 +10,7 @@ computed again by torch, as in one process.)
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,13 @@ import torch
 from torch import nn
 
 from farspan.call.leaf import Leaf
+from farspan.call.module_tables import has_user_hooks
 from farspan.call.side_effects.attributes import HeldState, own_attributes
+from farspan.call.side_effects.reachable import State
+from farspan.call.surroundings.around import Surroundings
+from farspan.call.user_hooks import user_forward_hooks
 from farspan.record.tensor import LazyTensor, plain_versions
+from farspan.torch_private.flags import is_in_checkpoint
 
 if TYPE_CHECKING:
     from farspan.graph import Call
@@ -31,7 +37,7 @@ _WITH_STATISTICS = (
 )
 """They write into their buffers in training mode only."""
 
-__all__ = ["containers_around", "note_recounted", "unchanged_in_checkpoint"]
+__all__ = ["containers_around", "hooks_unchanged_in_checkpoint", "note_recounted", "unchanged_in_checkpoint"]
 
 
 def note_recounted(recorder: Recording, call: Call, tensors: list[Any], checkpoint: list[tuple[int, int, str]]) -> None:
@@ -64,7 +70,7 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
 
     Args:
         recorder: Of this rank.
-        module: What is called.
+        module: What is called, with its hooks.
         leaf: It, as it would be called as a whole if it left no trace.
 
     Raises:
@@ -75,7 +81,8 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     held, tensors = HeldState([module]), _tensors_of(module)
     versions = plain_versions(list(tensors.values()))
     graph, num_before = recorder.current, len(recorder.current.calls)
-    yield
+    with hooks_unchanged_in_checkpoint(recorder, module):
+        yield
     calls = graph.calls[num_before:] if recorder.current is graph else None
     now = {name: item for name, item in _tensors_of(module).items() if tensors.get(name) is not item}
     anew = {name: item for name, item in now.items() if _is_set_anew(item, tensors.get(name), calls)}
@@ -85,6 +92,38 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     module.__dict__.update({name: item for name, item in anew.items() if name in module.__dict__})
     if plain_versions(list(tensors.values())) != versions:
         _refuse(recorder, f"a {type(module).__name__} writes into a tensor of its own ({', '.join(tensors)})")
+
+
+@contextlib.contextmanager
+def hooks_unchanged_in_checkpoint(recorder: Recording, module: nn.Module) -> Iterator[None]:
+    """Call a module and its hooks.
+
+    Raises:
+        RecordError: It is in a checkpoint, and a hook on it changes something: it keeps what it sees.
+    """
+    is_checkpoint = has_user_hooks(module) and (recorder.checkpoint is not None or is_in_checkpoint())
+    hooks = user_forward_hooks(module) if is_checkpoint else []
+    if not hooks:
+        yield
+        return
+    around = Surroundings((), [hook for hook in map(_function_of, hooks) if isinstance(hook, types.FunctionType)])
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    held, state = HeldState([item for item in owners if isinstance(item, nn.Module)]), State(hooks)
+    tensors = [*around.snapshot.tensors, *state.tensors.values()]
+    versions, values = plain_versions(tensors), [getattr(item, "_value", None) for item in tensors]
+    yield
+    is_written = plain_versions(tensors) != versions
+    is_written |= any(getattr(item, "_value", None) is not value for item, value in zip(tensors, values, strict=True))
+    if is_written or around.look() or state.changed() or held.changed(puts_back=False):
+        names = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks)
+        _refuse(recorder, f"a forward hook on a {type(module).__name__} ({names}) keeps or counts something")
+
+
+def _function_of(hook: Any) -> Any:
+    """Returns the function in Python that a hook runs."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return getattr(hook, "__func__", hook if isinstance(hook, types.FunctionType) else type(hook).__call__)
 
 
 def containers_around(recorder: Recording, function: Any) -> list[nn.Module]:

@@ -27,7 +27,7 @@ from farspan.call.user_hooks import call_with_user_hooks, check_container, open_
 from farspan.launch.raised.tracebacks import cut_frames
 from farspan.record.across_ranks.hook_traces import watched
 from farspan.record.around_calls import check_around, check_cached, install_around, is_seen_inside, refuse_trace
-from farspan.record.in_checkpoint import unchanged_in_checkpoint
+from farspan.record.in_checkpoint import hooks_unchanged_in_checkpoint, unchanged_in_checkpoint
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
@@ -217,7 +217,8 @@ def _record_module(recorder: Recording, module: nn.Module, args: tuple[Any, ...]
     if leaf is not None and not leaf.is_open and (is_plain or not is_seen_inside(recorder, leaf)):
         if has_user_hooks(module):
             call = functools.partial(_call_leaf, recorder, leaf)
-            return call_with_user_hooks(module, call, args, kwargs)
+            with hooks_unchanged_in_checkpoint(recorder, module):
+                return call_with_user_hooks(module, call, args, kwargs)
         if not is_plain:
             check_around()
         return recorder.splitting.takes_operations.call_leaf(leaf, args, kwargs)

@@ -19,6 +19,7 @@ from farspan.torch_private.autograd import is_run_again_inside as is_run_again_i
 from farspan.torch_private.autograd import leads_to as leads_to
 from farspan.torch_private.autograd import leaves_behind as leaves_behind
 from farspan.torch_private.autograd import leaves_with_gradient as leaves_with_gradient
+from farspan.torch_private.autograd import modules_held_by as modules_held_by
 from farspan.torch_private.autograd import saved_by as saved_by
 from farspan.torch_private.autograd import shape_at as shape_at
 from farspan.torch_private.autograd import with_history as with_history
@@ -196,6 +197,7 @@ __all__ = [
     "leads_to",
     "leaves_with_gradient",
     "make_wrapper",
+    "modules_held_by",
     "no_dispatch",
     "not_passed_on",
     "num_users_of",

@@ -18,6 +18,7 @@ __all__ = [
     "leads_to",
     "leaves_behind",
     "leaves_with_gradient",
+    "modules_held_by",
     "saved_by",
     "shape_at",
     "with_history",
@@ -74,6 +75,26 @@ def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]
                 seen.add(following)
                 stack.append(following)
     return [item for item in found if isinstance(item, torch.Tensor)], is_packed
+
+
+def modules_held_by(outputs: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
+    """Returns the modules that autograd functions in the graphs of `outputs` keep for their backwards, but for what a
+    reentrant checkpoint runs again.
+    """
+    found: list[torch.nn.Module] = []
+
+    def look(node: Any) -> bool:
+        kept = node.__dict__.values() if isinstance(node, BackwardCFunction) and not _is_checkpoint(node) else ()
+        found.extend(item for item in tree_leaves([*kept]) if isinstance(item, torch.nn.Module))
+        return False
+
+    for output in outputs:
+        _has_node(output, look)
+    return found
+
+
+def _is_checkpoint(node: Any) -> bool:
+    return type(node).__name__ == "CheckpointFunctionBackward"
 
 
 def leads_to(output: torch.Tensor, tensor: torch.Tensor) -> bool:
@@ -133,7 +154,7 @@ def is_run_again_inside(output: torch.Tensor) -> bool:
     """Returns whether a backward from `output` begins another one, on what a reentrant `torch.utils.checkpoint`
     computes again.
     """
-    return _has_node(output, lambda node: type(node).__name__ == "CheckpointFunctionBackward")
+    return _has_node(output, _is_checkpoint)
 
 
 def _has_node(output: torch.Tensor, is_wanted: Callable[[Any], bool]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ __all__ = [
     "is_in_checkpoint",
     "is_of_a_checkpoint",
     "transformation",
+    "without_hooks_on_what_is_saved",
 ]
 
 _core: Any = torch._C
@@ -97,6 +99,20 @@ hooks_on_what_is_saved: Callable[[], tuple[Any, Any] | None] = functools.partial
     _core._autograd._top_saved_tensors_default_hooks, True
 )
 """(pack, unpack) of the innermost `saved_tensors_hooks`."""
+
+
+@contextlib.contextmanager
+def without_hooks_on_what_is_saved() -> Iterator[None]:
+    """Run the body without any `saved_tensors_hooks` that are around it."""
+    around: list[tuple[Any, Any]] = []
+    while (hooks := hooks_on_what_is_saved()) is not None:
+        around.append(hooks)
+        _core._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(around):
+            _core._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:

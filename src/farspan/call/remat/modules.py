@@ -7,7 +7,7 @@ that it can be made once more in the backward, as it was made and without a trac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,16 @@ from torch import nn
 
 from farspan.call.buffer_versions import copies_of
 from farspan.call.draws.scope import active, way_back
-from farspan.call.leaf import swapped
+from farspan.call.leaf import Leaf, swapped
 from farspan.call.modes import apply_modes, current_modes
 from farspan.call.pytree.template import Flattener, rebuild
 from farspan.call.remat.unit import Unit
 from farspan.call.side_effects.attributes import HeldState
+from farspan.call.side_effects.reachable import State
 from farspan.torch_private import is_compiled
+from farspan.torch_private.flags import hooks_on_what_is_saved
 
-__all__ = ["ModuleUnits"]
+__all__ = ["ModuleUnits", "written_attributes"]
 
 
 class ModuleUnits:
@@ -31,21 +33,32 @@ class ModuleUnits:
     Args:
         modules: Ids of the chosen modules and of all below them.
         written: Ids of the buffers and parameters that calls write into.
+        attributes: By id of a module, the names of the attributes that calls write.
+        writes_arguments: Whether calls write into what they are given.
         draws_in_python: Whether random numbers may come from Python's or numpy's generator.
         made: Is given each unit.
     """
 
     def __init__(
-        self, modules: Collection[int], written: set[int], draws_in_python: bool, made: Callable[[Unit], None]
+        self,
+        modules: Collection[int],
+        written: set[int],
+        attributes: Mapping[int, Collection[str]],
+        writes_arguments: bool,
+        draws_in_python: bool,
+        made: Callable[[Unit], None],
     ) -> None:
         self.modules = modules
         self.written = written
+        self.attributes = attributes
+        self.writes_arguments = writes_arguments
         self.draws_in_python = draws_in_python
         self.made = made
 
     def call_module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `call(module, ...)`, a module call of the model."""
         is_unit = id(module) in self.modules and not torch.compiler.is_compiling()
+        is_unit = is_unit and hooks_on_what_is_saved() is None  # the innermost hooks alone are asked: they keep it
         if not is_unit and not is_compiled(module):
             return call(module, *args, **kwargs)
         active.units = None  # the outermost counts; and compiled code is not followed
@@ -67,6 +80,9 @@ class ModuleUnits:
         buffers = _WrittenBuffers(modules, self.written)
         tables = [_tables_of(part) for part in modules]
         held = HeldState(modules)
+        kept = State(part.__dict__.get(name) for part in modules for name in self.attributes.get(id(part), ()))
+        written = [item for item in kept.tensors.values() if type(item) is torch.Tensor]
+        values = [(item, item.detach().clone()) for item in (*written, *(tensors if self.writes_arguments else ()))]
         moment = (
             contextlib.nullcontext if active.recorder is None else active.recorder.held_objects.moments.present.being
         )
@@ -86,10 +102,21 @@ class ModuleUnits:
             ):
                 call(module, *args, **kwargs)
 
-        if active.num_own_draws == num_own_draws and not active.draws_from_own:
+        is_written = not all(torch.equal(item.detach(), value) for item, value in values)  # `.data` has no versions
+        if active.num_own_draws == num_own_draws and not active.draws_from_own and not is_written:
             unit.release(again, inputs)
             self.made(unit)
         return result
+
+
+def written_attributes(leaves: Iterable[Leaf]) -> dict[int, list[str]]:
+    """Returns by id of a module the names of those of its attributes that calls of `leaves` have been seen to write."""
+    found: dict[int, list[str]] = {}
+    for leaf in leaves:
+        for key in leaf.attributes:
+            number, _, name = key.partition(".")
+            found.setdefault(id(leaf.modules[int(number)]), []).append(name)
+    return found
 
 
 class _WrittenBuffers:

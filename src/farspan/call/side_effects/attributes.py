@@ -191,13 +191,16 @@ class HeldState:
 @contextlib.contextmanager
 def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
-    modules of `targets`. A tensor that their forward sets, and a checkpoint sets again, is the one of the forward.
+    modules of `targets`, and no buffer of which the forward has not shown that. A tensor that their forward sets, and a
+    checkpoint sets again, is the one of the forward.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
     """
     names = " or ".join(map(str, targets))
     before = HeldState([module for target in targets for module in target.modules])
+    buffers = [buffer for target in targets for buffer in _unwritten(target)]
+    versions = [buffer._version for buffer in buffers]
     try:
         yield
     except LeakError as error:
@@ -213,6 +216,19 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
             hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
             "in a module that a checkpoint computes again, change it outside of the checkpoint",
         )
+    if [buffer._version for buffer in buffers] != versions:
+        raise RecordError(
+            f"{names}: its backward writes into a buffer.",
+            why="calls that read the buffer run before this backward or after it, for the forward did not show that.",
+            hint="let the autograd function keep the module (ctx.module = module), which runs as one unit",
+        )
+
+
+def _unwritten(target: Leaf | FunctionCall) -> list[torch.Tensor]:
+    """Returns the buffers of a target into which nobody has been seen to write."""
+    if isinstance(target, Leaf):
+        return [item.tensor for item in target.buffers if not item.is_written]
+    return [buffer for module in target.modules for buffer in module.buffers()]
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from farspan.call.leaf import TraceError
+from farspan.errors import FarspanError
 
 __all__ = ["nothing_written", "rehearsed"]
 
@@ -43,14 +44,24 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     context = contextvars.copy_context()
     before = dict(context)
-    with nothing_written() as stopped:
-        result = context.run(function, *args, **kwargs)
+    try:
+        with nothing_written() as stopped:
+            result = context.run(function, *args, **kwargs)
+    except FarspanError:
+        raise
+    except Exception:
+        _check_context(context, before)  # where no run on fakes comes to the end, a real one will
+        raise
     if stopped:  # and its own code has caught the error
         raise stopped[0]
-    for variable, value in context.items():
-        if before.get(variable, stopped) is not value and _is_of_program(variable):
-            raise TraceError(f"it sets the context variable {variable.name}")
+    _check_context(context, before)
     return result
+
+
+def _check_context(context: contextvars.Context, before: dict[contextvars.ContextVar[Any], Any]) -> None:
+    for variable, value in context.items():
+        if before.get(variable, context) is not value and _is_of_program(variable):
+            raise TraceError(f"it sets the context variable {variable.name}")
 
 
 @functools.cache

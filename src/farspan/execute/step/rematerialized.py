@@ -14,7 +14,7 @@ from torch import nn
 
 from farspan.call.draws.scope import active
 from farspan.call.leaf import Leaf
-from farspan.call.remat.modules import ModuleUnits
+from farspan.call.remat.modules import ModuleUnits, written_attributes
 from farspan.call.remat.operations import OperationUnits, unit_of
 from farspan.call.remat.unit import Unit
 from farspan.execute.step.segment import run_call
@@ -68,12 +68,15 @@ class Remat:
         if segment not in self._trained:
             yield
             return
-        placed = [item for call in segment.calls if type(call.target) is Leaf for item in call.target.placed]
+        leaves = {call.target for call in segment.calls if type(call.target) is Leaf}
+        placed = [item for leaf in leaves for item in leaf.placed]
         outer = active.units
         if self.modules:
             active.units = ModuleUnits(
                 self.modules,
                 {id(item.tensor) for item in placed if item.is_written},
+                written_attributes(leaves),
+                any(call.entry.mutated for call in segment.calls if type(call.target) is Leaf),
                 any(call.entry.is_random_in_python for call in segment.calls),
                 self._note,
             )

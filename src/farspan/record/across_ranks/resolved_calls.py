@@ -125,6 +125,8 @@ def _check_alone(leaf: Leaf, template: Template) -> None:
     Raises:
         LeakError: The leaf can only be called part by part.
     """
+    if not all(item.is_parameter for item in leaf.foreign):
+        raise LeakError("it may write into a buffer of another stage")
     if holds_hidden(leaf.modules) or generators_held(leaf.modules, template):
         raise LeakError("it holds an object that its owner alone would move on")
     around = leaf.surroundings.snapshot.tensors if torch.is_grad_enabled() else ()
@@ -218,9 +220,15 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
     try:
         entry, outputs = observe(call.target, call.template, metas, call.modes, leaves, run_seen)
     except Exception as error:
-        if reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
-            call.raised = None
-            return  # nothing has come of it
+        if reaches_outside(error) and hasattr(call.target, "is_open"):
+            if _written(call, leaves) == before:
+                call.raised = None
+                return  # nothing has come of it
+            raise RecordError(
+                f"{call.entry.name} writes into a tensor, and {getattr(error, 'what', error)}".rstrip(".") + ".",
+                why="its parts would have to be called one by one, and the run that has shown it has written.",
+                hint=_COUNT_IN_A_BUFFER,
+            ) from error
         if isinstance(error, FarspanError):
             raise
         note_line(error, call)
