@@ -351,3 +351,23 @@ def test_one_reader_over_two_processes() -> None:
         assert item.code == 0, item.stderr
     wanted = json.loads(alone[0].stdout.splitlines()[-1])
     assert [json.loads(item.stdout.splitlines()[-1]) for item in both] == [wanted, wanted]
+
+
+def test_what_was_given_may_be_written_after_its_step_has_been_recorded() -> None:
+    def program(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(2):
+            batch = (X + number).clone()
+            if is_given:
+                batch = farspan.from_rank(0, batch if farspan.rank() == 0 else None)
+            assert batch is not None
+            model(batch).square().sum().backward()
+            batch.zero_()
+        optimizer.step()
+        return batch.tolist(), {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+    models, is_given = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 5)) for _ in range(3)], False
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    plain, is_given = program(models.pop()), True
+    assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [plain] * 2

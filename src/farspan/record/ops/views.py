@@ -23,6 +23,7 @@ from farspan.call.leaf import Leaf
 from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild
 from farspan.graph import Call
+from farspan.record.deferred.deferred_call import is_deferred
 from farspan.record.memory.twins import leave_memory, main_of, put_value
 from farspan.record.nodes.tensor_hooks import check_unhooked
 from farspan.record.parameters.away import real_of
@@ -243,7 +244,10 @@ def write_through(
     own = write(links[len(past) :], base) if has_history else None
     result = write(links, root)
     if not is_in_place:
+        old, call = root._value, result._value.call
         put_value(root, result._value)
+        if is_deferred(result._value):  # other ranks may yet ask for what it was
+            call.tensors = [LazyTensor.make(old, recorder) if item is root else item for item in call.tensors]
         vars(root)["_is_written_through"] = True
         if root._parts_of_gradients is not None:
             recorder.gradients.memory.note_written(root)
