@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,8 +53,10 @@ class HeldObjects:
         self.moments = Moments()
         self._memory: set[int] = set()
         """Memory of plain tensors that what has been recorded since the last flush uses."""
-        self.given: set[int] = set()
-        """Memory of plain tensors that calls recorded since the last flush have been given."""
+        self.given: dict[int, torch.Tensor] = {}
+        """By memory: plain tensors that calls recorded since the last flush have been given."""
+        self._saved: list[weakref.ref[torch.Tensor]] = []
+        """Plain tensors that calls have been given that have run: a backward that waits may need them as they are."""
         self.are_marked = False
         """True if the program has set an attribute of its own on a recorded tensor."""
 
@@ -148,10 +151,9 @@ class HeldObjects:
 
     def keep_given(self, written: Sequence[torch.Tensor]) -> None:
         """Plain tensors are about to be written: recorded calls get copies of those that they have been given."""
-        memory = self.given.intersection(map(memory_of, map(innermost, written)))
+        memory = {key for key in map(memory_of, map(innermost, written)) if self.given.pop(key, None) is not None}
         if not memory:
             return
-        self.given -= memory
         copies: dict[int, torch.Tensor] = {}
         for graph in (*self.recorder.pending, self.recorder.current):
             for call in graph.calls:
@@ -161,10 +163,18 @@ class HeldObjects:
                     if is_other and plain_versions(call.arguments) == call.versions:
                         call.arguments, call.versions = kept, plain_versions(kept)
 
+    def _keep(self, written: Iterable[torch.Tensor]) -> None:
+        tensors = list(written)
+        self.keep_given(tensors)
+        if self._saved and self.recorder.has_pending():
+            saved = {memory_of(item) for reference in self._saved if (item := reference()) is not None}
+            if not saved.isdisjoint(map(memory_of, map(innermost, tensors))):
+                self.recorder.flush_before_change("a tensor is written into that a backward needs")
+
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None:
         """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""
-        if self.given:
-            self.keep_given(plain_in(args[:1] if function == _SET_DATA else what_is_written(function, args, kwargs)))
+        if self.given or self._saved:
+            self._keep(plain_in(args[:1] if function == _SET_DATA else what_is_written(function, args, kwargs)))
         if self._memory:
             is_exchange = function == _SET_DATA
             for tensor in plain_in(args[:1] if is_exchange else what_is_written(function, args, kwargs)):
@@ -193,7 +203,10 @@ class HeldObjects:
         """Run the body, calls of leaves, on objects as they were when these calls were recorded."""
         present = self.moments.see_all()
         leaves, self._leaves = self._leaves, {}
-        self._memory, self.given = set(), set()
+        given = {id(item): item for tensor in self.given.values() for item in (tensor, tensor._base)}
+        given |= {id(item): item for reference in self._saved if (item := reference()) is not None}
+        self._saved = [weakref.ref(item) for item in given.values() if item is not None]
+        self._memory, self.given = set(), {}
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
         meanwhile: list[State] = []
         for leaf in changed:

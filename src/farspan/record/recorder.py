@@ -272,7 +272,7 @@ class Recorder:
         call = Call(target, template, arguments, entry, stage, modes, find_where(4))
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
-            self.held_objects.given.update([memory_of(item) for item in arguments if type(item) is torch.Tensor])
+            self.held_objects.given.update({memory_of(item): item for item in arguments if type(item) is torch.Tensor})
         call.region = self.regions.of(modes)
         if call.region and isinstance(target, Leaf):
             self.stale_casts.see(target, call.region, modes)
