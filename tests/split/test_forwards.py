@@ -259,7 +259,7 @@ def test_an_attribute_that_a_functions_backward_changes_is_an_error() -> None:
     def counted(net: Any, x: Tensor) -> Tensor:
         return net.out(Counted.apply(net.q(x), net))
 
-    nets = [Net(counted) for _ in range(2)]
+    nets: list[Any] = [Net(counted) for _ in range(2)]
     for net in nets:
         net.num_backwards = 0
     with pytest.raises(RecordError, match=r"Counted.apply: its backward changes Net.num_backwards"):

@@ -120,6 +120,7 @@ class Held(Protocol):
     def see_function(self, call: FunctionCall) -> None: ...
     def before_freezing(self, tensor: torch.Tensor) -> None: ...
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None: ...
+    def keep_given(self, written: Sequence[torch.Tensor]) -> None: ...
 
 
 class Draws(Protocol):
@@ -283,6 +284,8 @@ class Recorded(Protocol):
 
     _value: Value
     _recorder: Recording
+    _view: Any
+    _family: list[Any] | None
     grad: Any
 
     @property

@@ -267,9 +267,10 @@ def _with_base(recorder: Recording, root: Any) -> Any:
     """Returns `root`; or, where the call that made it gave a view of something (a linear layer does), a tensor of which
     it is a view from now on, as its views are: torch adds up by itself what gradient comes to each of them.
     """
-    value = root._value if type(root) is LazyTensor and not _is_parameters(root) else None
-    is_view = value is not None and value.call is not None and value.index in value.call.entry.views
-    if not is_view or not value.meta.requires_grad or root._twins or root._parts_of_gradients is not None:
+    if _is_parameters(root) or root._twins or root._parts_of_gradients is not None:
+        return root
+    value = root._value
+    if value.call is None or value.index not in value.call.entry.views or not value.meta.requires_grad:
         return root
     base: Any = LazyTensor.make(value, recorder)
     members = [member for reference in root._family or () if (member := reference()) is not None]
