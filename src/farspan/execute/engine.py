@@ -244,7 +244,10 @@ class Engine:
             self.groups.note(graphs, program, start.data, ends_window=ends_window)
             self.executor.run(program, end.interruption, start)
             end.contribute(program)
-        self.check()  # a device may have waited too long for what has just been read from it
+        if (
+            self.side.failure is None or self.lost is not None
+        ):  # else the waits raise it, unless all have ended the step
+            self.check()  # a device may have waited too long for what has just been read from it
         start.wait()
         if reports := end.wait():
             self.losses.has_raised()
