@@ -39,7 +39,11 @@ _MACHINERY = (
     "/torch/utils/_device.py",
 )
 """Files whose frames stand below farspan's only because of it: the plain program is in C++ there, or has none."""
+_FILES = os.path.join(_OWN, "farspan", "launch", "files") + os.sep
+"""Stands in for functions of `os` and `open`: what the system says of a file is said there."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
+_SAYS_TORCHS_WORDS = ("self.read()", "# torch's words")
+"""In lines that do to a plain tensor what the program does to a recorded one, for torch to say what is wrong with it."""
 
 
 def cut_frames(error: BaseException) -> None:
@@ -87,6 +91,8 @@ def _is_own_mistake(error: BaseException) -> bool:
     """Returns whether farspan's own code has failed: not where it says torch's words, or has called what was asked."""
     if isinstance(error, FarspanError) or any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
         return False
+    if not isinstance(error, Exception):  # Ctrl-C, wherever it comes
+        return False
     trace = error.__traceback__
     if trace is None:
         return False
@@ -95,8 +101,10 @@ def _is_own_mistake(error: BaseException) -> bool:
     name = trace.tb_frame.f_code.co_filename
     if not name.startswith(_OWN):
         return False
+    if isinstance(error, (OSError, ValueError)) and name.startswith(_FILES):
+        return False
     line = linecache.getline(name, trace.tb_lineno).strip()
-    is_meant = line.startswith("raise ") or any(call in line for call in _CALLS_THE_USERS)
+    is_meant = line.startswith("raise ") or any(part in line for part in (*_CALLS_THE_USERS, *_SAYS_TORCHS_WORDS))
     return not is_meant or isinstance(error, AssertionError)
 
 
