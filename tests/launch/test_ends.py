@@ -99,7 +99,8 @@ def wait_late(self):
 StepEnd.wait = wait_late
 """
     script.write_text(
-        f"import threading\n{TRAINS}{slow}print(train())\nprint(train())\nif rank == 1:\n    raise KeyError('e')\ntrain()"
+        f"import threading\n{TRAINS}{slow}print(train())\nprint(train())\n"
+        "if rank == 1:\n    raise KeyError('e')\ntrain()"
     )
     finished = run_processes(2, script, environment={"FARSPAN_DEADLINE": "20"})
     assert [each.code for each in finished] == [1, 1]

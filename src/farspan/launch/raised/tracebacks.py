@@ -39,11 +39,11 @@ _MACHINERY = (
     "/torch/utils/_device.py",
 )
 """Files whose frames stand below farspan's only because of it: the plain program is in C++ there, or has none."""
-_FILES = os.path.join(_OWN, "farspan", "launch", "files") + os.sep
+_FILES = os.path.join(_OWN, "launch", "files") + os.sep
 """Stands in for functions of `os` and `open`: what the system says of a file is said there."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
 _SAYS_TORCHS_WORDS = ("self.read()", "# torch's words")
-"""In lines that do to a plain tensor what the program does to a recorded one, for torch to say what is wrong with it."""
+"""In lines that do to a plain tensor what the program does to a recorded one: torch says what is wrong with it."""
 
 
 def cut_frames(error: BaseException) -> None:
