@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import os
+import threading
 import traceback
 from types import FrameType, TracebackType
 
 from farspan import settings
 from farspan.errors import FarspanError
 
-__all__ = ["NOTE", "cut_frames", "format_error"]
+__all__ = ["NOTE", "cut_frames", "format_error", "format_stack"]
 
 NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
@@ -39,6 +40,7 @@ _MACHINERY = (
     "/torch/utils/_device.py",
 )
 """Files whose frames stand below farspan's only because of it: the plain program is in C++ there, or has none."""
+_BELOW = (*_MACHINERY, threading.__file__)
 _FILES = os.path.join(_OWN, "launch", "files") + os.sep
 """Stands in for functions of `os` and `open`: what the system says of a file is said there."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
@@ -67,6 +69,21 @@ def format_error(error: BaseException) -> str:
     finally:
         for each, trace in zip(chain, kept, strict=True):
             each.__traceback__ = trace
+
+
+def format_stack(frame: FrameType, most: int) -> str:
+    """Returns where a thread is, outermost call first, as the user reads it: at most so many frames, the innermost."""
+    frames = [*traceback.walk_stack(frame)][::-1]
+    if not _is_full():
+        kept: list[tuple[FrameType, int]] = []
+        is_below_own = False
+        for each in frames:
+            is_own = _is_own(each[0])
+            is_below_own = is_below_own or is_own
+            if not is_own and not (is_below_own and any(part in each[0].f_code.co_filename for part in _BELOW)):
+                kept.append(each)
+        frames = kept or frames
+    return "".join(traceback.StackSummary.extract(iter(frames[-most:])).format())
 
 
 def _is_full() -> bool:
