@@ -125,13 +125,13 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
         lines += ["  Its own output is above."]
     else:
         has_written = culprit.read_tail().strip() != ""
-        nothing = "  What it wrote does not say why; its log has it." if has_written else "  It wrote nothing."
+        nothing = "  What it wrote does not say why." if has_written else "  It wrote nothing."
         lines += ["", said, ""] if said else [nothing]
     if code == -signal.SIGKILL:
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
-        lines += [f"  then  ended after {job.given_s:g} s, still running: rank {names}"]
+        lines += [f"  then  ended, still running {job.given_s:g} s after it: rank {names}"]
     if job.num_processes > 1 and _OF_SEVERAL_PROCESSES.search(reason):
         lines += _TRY_ONE_PROCESS
     if job.num_processes > 1:
