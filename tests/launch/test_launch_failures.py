@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.launcher import READY, SOURCE, Job, is_running, wait_until
 
+from farspan.launch.attempts.outcome import _without_difference
+
 
 @pytest.fixture
 def job(tmp_path):
@@ -331,3 +333,9 @@ def test_sigusr1_before_the_ranks_have_met_ends_nobody(job):
     job.process.send_signal(signal.SIGUSR1)
     code, _, err = job.end()
     assert code == 0 and "has not called farspan.distribute yet" in err
+
+
+def test_a_difference_that_rank_0_has_shown_is_not_shown_again():
+    text = "DivergenceError: rank 1 has ended its program\n  why  a step needs every rank"
+    assert _without_difference(f"0 1.7\n{text}\n", f"Traceback\nfarspan.errors.{text}\n") == "0 1.7"
+    assert _without_difference(f"0 1.7\n{text}\n", "DivergenceError: another\n") == f"0 1.7\n{text}\n"

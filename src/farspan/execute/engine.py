@@ -201,7 +201,9 @@ class Engine:
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
         draws = self.recorder.noted_draws.take()
-        self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
+        self._history.begin_flush(
+            graphs, f"{reason}, at {format_where(where)}" if (where := find_where()) else reason, draws
+        )
         drawn_at, is_resolving = [position for _, _, position in draws], resolving is not None
         is_foreseen = resolving is None or resolving[0].entry.is_foreseen
         end, program, settings = self.losses.outlived(
