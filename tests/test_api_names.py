@@ -44,6 +44,16 @@ def test_a_keyword_that_does_not_exist_is_answered_with_the_nearest(given: str, 
     assert words in str(caught.value)
 
 
+def test_a_keyword_of_another_function_is_answered_so_too() -> None:
+    wrong: Any = {"mdoel": None}
+    for function in (farspan.save, farspan.load):
+        with pytest.raises(TypeError, match=r"has no keyword mdoel: did you mean model\?"):
+            function("checkpoints", **wrong)
+    wrong = {"process": 2}
+    with pytest.raises(TypeError, match=r"needs processes=, the number of ranks: did you mean it by process=\?"):
+        farspan.launch(print, 5, **wrong)
+
+
 class WithAMethod(nn.Linear):
     def sizes(self) -> tuple[int, int]:
         return self.in_features, self.out_features

@@ -17,6 +17,7 @@ from torch import nn
 
 import farspan
 from farspan import progress
+from farspan.control.waits import Waits
 from farspan.execute.process.console import Console
 from farspan.place.repartition import migrate
 from farspan.place.repartition.search import Choice, PlanSearch
@@ -145,3 +146,15 @@ def test_the_search_for_a_plan_and_moving_parameters_are_said(
     _train_on_two_ranks(5)
     assert any(text.startswith("farspan: searching for a plan for ") for _, text in said)
     assert any(text.startswith("farspan: moving parameters: ") for _, text in said)
+
+
+def test_work_that_waits_for_another_rank_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "0 of 1 micro-batches" was said for as long as another rank hung."""
+    waits = Waits()
+    work = progress.Progress("measuring the first step", waits.describe_other)
+    work.note(0, 1, "micro-batches")
+    with waits.until(lambda: "to begin step 3", {"rank": 1}):
+        assert work.described(3.0) == "farspan: measuring the first step: 0 of 1 micro-batches"  # waits are short
+        monkeypatch.setattr("farspan.control.waits._BRIEF_S", 0.0)
+        assert work.described(3.0).endswith(": 0 of 1 micro-batches, waiting for rank 1 to begin step 3")
+    assert work.described(3.0).endswith(": 0 of 1 micro-batches")

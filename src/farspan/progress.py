@@ -32,6 +32,7 @@ class Progress:
 
     Args:
         what: The work: "searching for a plan".
+        waiting: Whom it waits for at the moment: "waiting for rank 1 to begin step 3"; "" for nobody.
 
     Example:
         >>> progress = Progress("searching for a plan")
@@ -42,8 +43,9 @@ class Progress:
         'farspan: searching for a plan: 3 of 4 parameters'
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, waiting: Callable[[], str] = str) -> None:
         self.what = what
+        self._waiting = waiting
         self._far = ""
 
     def note(self, done: int, total: int, noun: str) -> None:
@@ -52,18 +54,21 @@ class Progress:
 
     def described(self, elapsed_s: float) -> str:
         """Returns the line that says it."""
-        return f"farspan: {self.what}: {self._far}" if self._far else f"farspan: {self.what} for {elapsed_s:.0f} s"
+        text = f"farspan: {self.what}: {self._far}" if self._far else f"farspan: {self.what} for {elapsed_s:.0f} s"
+        waiting = self._waiting()
+        return f"{text}, {waiting}" if waiting else text
 
 
 @contextlib.contextmanager
-def said_if_slow(what: str, say: Callable[[str], None] | None) -> Iterator[Progress]:
+def said_if_slow(what: str, say: Callable[[str], None] | None, waiting: Callable[[], str] = str) -> Iterator[Progress]:
     """Let the work in the body be said where it takes long; work inside such work is not said by itself.
 
     Args:
         what: The work: "searching for a plan".
         say: Is given each line, by another thread; None where this process says nothing.
+        waiting: As of `Progress`.
     """
-    progress = Progress(what)
+    progress = Progress(what, waiting)
     if say is None or getattr(_thread, "is_said", False):
         yield progress
         return

@@ -251,6 +251,8 @@ def test_wrong_words(folder, capsys) -> None:
     for words, said in (
         (["plan"], "there is nothing to plan"),
         (["plan", "missing.py"], "there is no script missing.py"),
+        (["plan", "emtpy.py"], ", which has empty.py."),
+        (["plan", "--pin", "head", "rank:1", "empty.py"], "--pin head: there is no =."),
         (["plan", "-m"], "no script to run"),
         (["plan", "-m", "no_such_module"], "there is no module no_such_module"),
         (["plan", "-m", "json.nothing"], "json.nothing cannot be run"),

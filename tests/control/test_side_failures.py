@@ -2,6 +2,7 @@
 
 import queue
 import socket
+import sys
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from tests.support.side import LONG_S, SHORT_S, each, record, step
 
 from farspan.control.channel import SideChannel
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
+from farspan.launch.raised.tracebacks import format_stack
 
 # -- failures ---------------------------------------------------------------------------------------------------------
 
@@ -229,6 +231,28 @@ def test_a_late_gather_names_who_is_missing(ranks):
     assert caught.value.why.startswith("rank 0: the last it did was: began step 4\nrank 0 is at\n")
 
 
+def test_two_ranks_that_wait_for_each_other(ranks):
+    """A call that all make together, made by rank 0 alone: it is said that rank 1 waits in turn, and what to do."""
+    channels = ranks(2)
+    channels[0].contribute("a batch", b"")
+    with channels[1].waits.until(lambda: "to send", {"rank": 0}), pytest.raises(DeadlineError) as caught:
+        channels[0].gathered("a batch", SHORT_S)
+    assert caught.value.why.endswith("\nrank 1 in turn waits for rank 0")
+    assert caught.value.hint.startswith("every rank makes the calls") and "py-spy" not in caught.value.hint
+
+
+def test_where_a_late_rank_is_has_no_frames_of_farspans(ranks):
+    channels = ranks(2)
+    channels[1].contribute("a", b"")
+    waiting = threading.Thread(target=lambda: each(channels[1:], lambda channel: channel.gathered("a", 1.0)))
+    waiting.start()
+    while channels[1].waits.current is None:
+        threading.Event().wait(0.01)
+    stacks = [stack for frame in sys._current_frames().values() if "gathered" in (stack := format_stack(frame, 16))]
+    waiting.join()
+    assert stacks and not any("/src/farspan/" in stack for stack in stacks)
+
+
 def test_a_late_rank_that_does_not_say_where_it_is(ranks):
     channels = ranks(2)
     listener = channels[1]._link._on_frame
@@ -287,3 +311,16 @@ def test_a_long_wait_becomes_a_line_of_rank_0(ranks, monkeypatch):
     each([channels[0], channels[2]], step(4))
     waiting.join(LONG_S)
     assert said.empty()  # once for each wait
+
+
+def test_a_long_wait_of_two_ranks_for_each_other_becomes_a_line_that_says_so(ranks, monkeypatch):
+    said = queue.SimpleQueue()
+    monkeypatch.setattr("farspan.control.channel.write_line", said.put)
+    monkeypatch.setattr("farspan.control.link.LOOK_S", 0.02)
+    channels = ranks(2)
+    for channel in channels:
+        channel.waits.long_s = 0.1
+    with channels[0].waits.until(lambda: "to send", {"rank": 1}):
+        assert "every rank makes" not in said.get(timeout=LONG_S)
+        with channels[1].waits.until(lambda: "to give", {"rank": 0}):
+            assert "\n  rank 0 has waited for rank 1: every rank makes the calls" in said.get(timeout=LONG_S)

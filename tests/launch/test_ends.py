@@ -82,3 +82,27 @@ def test_the_others_are_told_before_the_cause_is_printed(tmp_path: Path) -> None
     assert first.code != 0 and second.code != 0
     assert "rank 1 failed: KeyError: 'the cause'" in first.stderr
     assert first.duration_s < 50
+
+
+def test_a_loss_that_all_ranks_have_is_printed_though_another_rank_raises_right_after(tmp_path: Path) -> None:
+    """Rank 1 had read the loss and raised before rank 0 had looked at the end of the step: rank 0's last line was lost,
+    where one process prints it."""
+    script = tmp_path / "script.py"
+    slow = """
+from farspan.execute.step.end import StepEnd
+wait, ended = StepEnd.wait, []
+def wait_late(self):
+    ended.append(self)
+    if rank == 0 and len(ended) == 2:
+        threading.Event().wait(3.0)
+    return wait(self)
+StepEnd.wait = wait_late
+"""
+    script.write_text(
+        f"import threading\n{TRAINS}{slow}print(train())\nprint(train())\n"
+        "if rank == 1:\n    raise KeyError('e')\ntrain()"
+    )
+    finished = run_processes(2, script, environment={"FARSPAN_DEADLINE": "20"})
+    assert [each.code for each in finished] == [1, 1]
+    assert "KeyError" in finished[1].stderr and "RemoteError: rank 1 failed" in finished[0].stderr
+    assert finished[0].stdout == finished[1].stdout and len(finished[0].stdout.split()) == 2

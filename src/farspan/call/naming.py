@@ -4,6 +4,7 @@ call."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import types
 from pathlib import Path
@@ -102,9 +103,10 @@ _NOT_USERS = (
         for folder in dict.fromkeys((Path(file).parents[above], Path(file).resolve().parents[above]))
     ),
     contextlib.__file__,
+    copy.__file__,
 )
 """Folders of farspan and torch, as Python names them and without symbolic links; and what stands between them and the
-program where one of them is in a `with`."""
+program where one of them is in a `with`, or a model is copied."""
 
 
 _FUNCTIONS = "_VariableFunctionsClass."

@@ -28,13 +28,13 @@ def plan_script(arguments: argparse.Namespace) -> int:
     from farspan.cluster import read_cluster
 
     script_argv: list[str] = arguments.script_argv
+    hints = read_hints(arguments)  # "--pin head rank:1 train.py" has another script
     check_script(script_argv)
     hint_at_misplaced("plan", script_argv, _RARE_IN_SCRIPTS)
     output: str = "plan.json" if arguments.output is None else arguments.output
     page: str = "plan.html" if arguments.html is None else arguments.html
     inputs = [arguments.cluster, arguments.recalibrate, *(script_argv[:1] if script_argv[0] != "-m" else [])]
     check_outputs({"--output": output, "--html": page}, inputs)
-    hints = read_hints(arguments)
     given = None if arguments.cluster is None else read_cluster(arguments.cluster)
     measured = None if arguments.recalibrate is None else read_measured(output, arguments.recalibrate)
 

@@ -88,9 +88,12 @@ def check_script(script_argv: Sequence[str]) -> None:
 def _check_file(path: str) -> None:
     import warnings
     import zipfile
+    from pathlib import Path
+
+    from farspan.launch.attempts.command import describe_scripts
 
     if not os.path.isfile(path):
-        raise LaunchError(f"there is no script {path}.", why=f"looked in {os.getcwd()}.", hint=_EXAMPLE)
+        raise LaunchError(f"there is no script {path}.", why=describe_scripts(Path(path)), hint=_EXAMPLE)
     if zipfile.is_zipfile(path):
         return
     try:

@@ -285,14 +285,16 @@ class SideChannel:
                 _log.info("rank %d ends after lingering for %g s; other ranks still run", self.rank, linger_s)
             self._server.stop()
 
-    def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
+    def _wait(self, ready: Callable[[], bool], deadline_s: float, *, is_enough: bool = False) -> bool:
         """Waits, holding the condition; returns whether it came true in time. Raises the failure at once, whatever is
-        ready."""
+        ready; unless `is_enough`, where what has come before the failure is returned."""
         with contextlib.nullcontext() if ready() else self._link.waiting():
             self._condition.wait_for(
                 lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
                 min(deadline_s, threading.TIMEOUT_MAX),
             )
+        if is_enough and self._has_come(ready):
+            return True
         self._raise_if_stopped()
         return ready()
 
@@ -315,12 +317,17 @@ class SideChannel:
             about: What the hub is asked of them: whose step, whose part of a gather.
         """
         with self.waits.until(lambda: to_do, about), self._condition:
-            if self._wait(ready, deadline_s):
+            if self._wait(ready, deadline_s, is_enough=True):
                 return
         late = self.late.describe(deadline_s, to_do, about)
         with self._condition:
-            if not self._wait(ready, 0):
+            if not self._wait(ready, 0, is_enough=True):
                 raise late
+
+    def _has_come(self, ready: Callable[[], bool]) -> bool:
+        """Returns whether it is true, though another rank may have failed since: that one has seen it too, and its
+        program has gone on and may have printed it; so this rank's may."""
+        return not self._own_failure and not self._closed and ready()
 
     def _ask(self, question: Header, patience_s: float) -> Header | None:
         """Returns what the hub, or another rank's listener, answers at once; None if it does not."""

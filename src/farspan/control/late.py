@@ -78,14 +78,17 @@ class LateRanks:
     def _waits_for(self, answer: Header | None, known: Sequence[int]) -> int | None:
         """Returns a rank for which one waits that has answered where it is; None if for none but this one and those
         known."""
-        about: Header | None = answer["about"] if answer else None
-        if about is None:
-            return None
-        waited_for: list[Any] = [about["rank"]] if "rank" in about else []
-        if not waited_for:
-            waited_for = (self._ask({"t": "status", **about}, _STATUS_S) or {"missing": []})["missing"]
-        others = (each for each in waited_for if type(each) is int and 0 <= each < self._world_size)
+        others = (each for each in self._waited_for(answer) if type(each) is int and 0 <= each < self._world_size)
         return next((each for each in others if each != self._rank and each not in known), None)
+
+    def _waited_for(self, answer: Header | None) -> list[Any]:
+        """Returns for whom one waits that has answered where it is."""
+        about: Header | None = answer.get("about") if answer else None
+        if about is None:
+            return []
+        if "rank" in about:
+            return [about["rank"]]
+        return (self._ask({"t": "status", **about}, _STATUS_S) or {"missing": []})["missing"]
 
     def describe(self, deadline_s: float, to_do: str, about: Header) -> DeadlineError:
         """Returns the error of this rank, which has waited too long.
@@ -97,5 +100,7 @@ class LateRanks:
         """
         status = self._ask({"t": "status", **about}, _STATUS_S)
         late: list[int] = status["here"][:_MAX_STACKS] if status else []
-        places = dict.fromkeys(self.place_of(rank) for rank in late if rank != self._rank)
-        return deadline_error(self._rank, deadline_s, to_do, status, [*places])
+        answers = {rank: self._stack_of(rank) for rank in late if rank != self._rank}
+        places = dict.fromkeys(self._place_in(rank, answer)[1] for rank, answer in answers.items())
+        waiting = [rank for rank, answer in answers.items() if self._rank in self._waited_for(answer)]
+        return deadline_error(self._rank, deadline_s, to_do, status, [*places], waiting)

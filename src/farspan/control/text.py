@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from typing import TYPE_CHECKING
 
 from farspan.control.tree.numbers import ancestors
 from farspan.control.wire import LINK_DEAD_S
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
-from farspan.launch.raised.tracebacks import format_error
+from farspan.launch.raised.tracebacks import format_error, format_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from farspan.control.wire import Header
 
 __all__ = [
+    "EACH_OTHER",
     "answer_error",
     "as_error",
     "clip_head",
@@ -40,6 +40,11 @@ __all__ = [
 MAX_TEXT = 4_000
 MAX_TRACEBACK = 40_000
 _MAX_FRAMES = 16
+EACH_OTHER = (
+    "every rank makes the calls that all ranks make together, also the one that has nothing to give: "
+    "farspan.from_rank(0, None)"
+)
+"""What to try where two ranks wait for each other."""
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -180,7 +185,12 @@ def describe_silent_hub(rank: int) -> str:
 
 
 def deadline_error(
-    rank: int, deadline_s: float, to_do: str, status: Header | None, places: Sequence[str]
+    rank: int,
+    deadline_s: float,
+    to_do: str,
+    status: Header | None,
+    places: Sequence[str],
+    waiting_for_this: Sequence[int] = (),
 ) -> DeadlineError:
     """Returns the error of a rank that has waited too long for the others.
 
@@ -190,6 +200,7 @@ def deadline_error(
         to_do: What the others have not done: "to begin step 3".
         status: What the hub says of them; None where it does not answer.
         places: Where late ranks are, as `place_of` says it.
+        waiting_for_this: Late ranks that wait for this one.
     """
     what = f"rank {rank} waited {deadline_s:g} s for "
     hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
@@ -198,7 +209,12 @@ def deadline_error(
             f"{what}the others {to_do}, and rank 0 does not answer", why=describe_silent_hub(rank), hint=hint
         )
     who = name_ranks(status["missing"]) if status["missing"] else "the others"
-    return DeadlineError(f"{what}{who} {to_do}", why="\n".join([*status["notes"], *places]), hint=hint)
+    why = [*status["notes"], *places]
+    if waiting_for_this:
+        verb = "waits" if len(waiting_for_this) == 1 else "wait"
+        why.append(f"{name_ranks(waiting_for_this)} in turn {verb} for rank {rank}")
+        hint = EACH_OTHER
+    return DeadlineError(f"{what}{who} {to_do}", why="\n".join(why), hint=hint)
 
 
 def first_line(error: BaseException) -> str:
@@ -217,7 +233,7 @@ def stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     if frame is None:
         return "(the end of its program)"
-    return clip_tail("".join(traceback.format_stack(frame)[-_MAX_FRAMES:]).rstrip(), MAX_TEXT)
+    return clip_tail(format_stack(frame, _MAX_FRAMES).rstrip(), MAX_TEXT)
 
 
 def answer_error(rank: int, text: Header) -> RemoteError:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Waits"]
 
 _LONG_S = 30.0
+_BRIEF_S = 1.0
 
 
 class _Wait:
@@ -64,6 +65,14 @@ class Waits:
         """Whom the wait is for, as the hub is asked; None where the program does not wait."""
         wait = self.current
         return None if wait is None else wait.about
+
+    def describe_other(self) -> str:
+        """Returns whom the program waits for, and to do what; "" if it does not wait, or has only begun to."""
+        wait = self.current
+        if wait is None or time.monotonic() - wait.began < _BRIEF_S:
+            return ""
+        who = f"rank {wait.about['rank']}" if "rank" in wait.about else "other ranks"
+        return f"waiting for {who} {wait.to_do()}"
 
     def describe(self) -> str:
         """Returns in a line what the program waits for; "" if it does not wait."""

@@ -35,6 +35,8 @@ __all__ = ["Crew", "Cut", "Due", "Ended", "Events", "Job", "Noted", "Over", "sig
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
+_SILENT_S = 1.0
+"""How long nothing is said of ranks that still run after another one has failed."""
 
 
 class Crew:
@@ -245,12 +247,22 @@ class Job:
             self._deadline = time.monotonic() + grace_s
             for rank in self._running():
                 rank.send(signal.SIGCONT, group=False)  # one that is stopped cannot hear that it is over
+            if grace_s > _SILENT_S:
+                timer = threading.Timer(_SILENT_S, self.events.put, (Due(action=self._say_who_is_given_time),))
+                timer.daemon = True
+                timer.start()
         if self.run_folder is not None and not has_joined(self.run_folder):
             if event.returncode == 0:
                 self.never_joined.append(event.rank)
             note_end(self.run_folder, event.rank.number)
             self.crew.note_end(event.rank.number)
             self._end_who_waits()
+
+    def _say_who_is_given_time(self) -> None:
+        names = ", ".join(str(rank.number) for rank in self._running())
+        if names:
+            failed = next(rank.number for rank in self.ended if rank.returncode != 0)
+            say(f"farspan run: rank {failed} has ended; still running, and given {self.given_s:g} s: rank {names}")
 
     def goes_on_after(self, event: Ended) -> bool:
         """Returns whether the run goes on without a rank that has ended; then those of its group are to end too."""

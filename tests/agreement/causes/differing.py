@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from typing import Any
@@ -52,6 +53,8 @@ for number, batch in enumerate(batches()):
     loss.backward()
     if STORY == "often" and RANK == 0 and number == 1:
         continue
+    if number == 1 and RANK == 1 and STORY == "unstepped":
+        break
     optimizer.step()  # here: step
     if number == 1 and RANK == 1 and STORY == "break":
         break
@@ -78,3 +81,7 @@ for number, batch in enumerate(batches()):
         list(DataLoader(TensorDataset(X)))  # here: passes
 if STORY == "end" and farspan.rank() == 0:
     print(model(X[:4]).argmax(-1).tolist())  # here: end
+if STORY == "saved" and farspan.rank() == 0:
+    farspan.save(FOLDER, model=model)  # here: saved
+if STORY == "copied" and farspan.rank() == 0:
+    copy.deepcopy(model)  # here: copied

@@ -31,13 +31,16 @@ CAUSES = {
         f"rank 1 has come past its program's last line,\n       after optimizer.step(), at {line_of('step')}",
         LOOP,
     ],
+    "unstepped": ["rank 1: end of the step: the program is over", LOOP],
+    "saved": [f"waits in step 3 at farspan.save, at {line_of('saved')}", "every rank calls farspan.save;"],
+    "copied": [f"at copy.deepcopy of a model, at {line_of('copied')}", "every rank calls copy.deepcopy;"],
     "exit": [f"rank 1 has called sys.exit(0) at {line_of('exit')}, in <module>,\n       after optimizer.step()", LOOP],
     "load": [
         "rank 0: load_state_dict, at ",
         "rank 1: torch.randn draws random numbers at",
         "is one of these lines under",
     ],
-    "data": ["with the checksum", SEEDS],
+    "data": ["with the checksum", SEEDS, "with the same seed on every rank"],
     "order": ["the ranks do the same in another order", "sort what the program goes through"],
 }
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import re
+import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.ranks import run_processes
 from tests.support.warm.commands import farspan_run
+
+from farspan.launch.raised.tracebacks import format_error
+from farspan.launch.rank.interrupts import signals_held
 
 FOLDER = Path(__file__).parent
 SCRIPTS = {"modules.py": 22, "backwards.py": 12, "loops.py": 23}
@@ -103,9 +108,11 @@ def test_an_error_that_ends_the_program_is_shown_once() -> None:
     assert "full traceback" not in run.stderr, run.stderr  # which is below, whole
 
 
-def test_an_error_that_all_ranks_find_is_shown_once() -> None:
-    run = farspan_run(["-n", "2", str(FOLDER / "uncaught.py"), "loop"])
-    line, _ = places("uncaught.py")["loop"]
+@pytest.mark.parametrize("mistake", ["loop", "item", "gradient", "file"])
+def test_an_error_that_all_ranks_find_is_shown_once(mistake: str) -> None:
+    """What the system or torch says of a call that farspan makes in the program's place has no frames of farspan's."""
+    run = farspan_run(["-n", "2", str(FOLDER / "uncaught.py"), mistake])
+    line, _ = places("uncaught.py")[mistake]
     assert run.returncode == 1
     assert run.stderr.count("Traceback") == 1, run.stderr
     assert f'uncaught.py", line {line}, in <module>' in run.stderr, run.stderr
@@ -117,6 +124,13 @@ def test_a_name_that_a_tensor_does_not_have_is_said_as_torch_says_it() -> None:
     assert "\nAttributeError: 'Tensor' object has no attribute 'squeze'. Did you mean: 'squeeze'?\n" in run.stderr, (
         run.stderr
     )
+
+
+def test_an_interrupt_has_no_frames_of_farspans_wherever_it_comes() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught_here, signals_held():
+        signal.raise_signal(signal.SIGINT)
+    assert "/src/farspan/" in "".join(traceback.format_exception(caught_here.value))
+    assert "/src/farspan/" not in format_error(caught_here.value)
 
 
 def test_a_variable_keeps_farspans_frames() -> None:

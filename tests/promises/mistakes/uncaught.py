@@ -30,9 +30,15 @@ class Net(nn.Module):
 
 
 torch.manual_seed(0)
+if "file" in sys.argv:
+    open("no such file").read()  # noqa: SIM115 # here: file
 model = farspan.distribute(Net(), plan={"body": 0, "head": 1}, measure=False)
 if "loop" in sys.argv:
     model.body(torch.ones(6, 8)).view(7, 7)  # here: loop
+if "item" in sys.argv:
+    model.body(torch.ones(6, 8)).item()  # here: item
+if "gradient" in sys.argv:
+    model.head.linear.weight.grad = torch.zeros(3, 3)  # here: gradient
 if "name" in sys.argv:
     model.body(torch.ones(6, 8)).squeze()
 model(torch.ones(6, 8)).sum().backward()

@@ -23,7 +23,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
     """Add the parser of `farspan ckpt`, and those of its commands."""
     parser = commands.add_parser(
         "ckpt",
-        help="list, verify, export, import, reshard and compare checkpoints",
+        help="ls, verify, export, import, reshard and diff: of checkpoints",
         description="Look at checkpoints, and turn them into other files and back; one tensor is in memory at a time.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

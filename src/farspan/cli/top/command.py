@@ -78,7 +78,9 @@ def _execute(arguments: argparse.Namespace) -> int:
                 shown, is_alive = look()
                 live.update(shown, refresh=True)
         except KeyboardInterrupt:
-            return 0
+            pass
+    if not console.is_terminal:  # where rich ends the last line itself
+        console.line()
     return 0
 
 

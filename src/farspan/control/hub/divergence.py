@@ -56,6 +56,10 @@ AFTER_THE_END = (
     "printing and saving are rank 0's anyway. Is it in the loop? Let all go through it as often: the same loader\n"
     "on all ranks, or farspan.from_rank(0, batch)"
 )
+ALL_CALL = (
+    "is that line under `if farspan.rank() == 0`, or another condition that is not the same on all ranks? Take it\n"
+    "out from under it: every rank calls {call}; {writes}"
+)
 OTHER_THINGS = (
     "is one of these lines under `if farspan.rank() == 0`, or another condition that is not the same on all ranks?\n"
     "Take it out from under it: all ranks save, load a state and draw random numbers alike;\n"
@@ -69,6 +73,13 @@ END_OF_STEP = "end of the step: "
 _OF_THE_LOOP = (END_OF_STEP.rstrip(": "), "step()", "step(), with hooks,", "zero_grad()", "backward() at")
 """The beginnings of what a loop does besides calling its model."""
 _ENDS = "ends here (step begins)"
+_IS_OVER = f"{END_OF_STEP}the program is over"
+_ALL_CALL = {
+    "farspan.save": "each writes its own part",
+    "farspan.load": "each reads its own part",
+    "copy.deepcopy": "each copies its own part",
+}
+"""Calls that all ranks make together, and why."""
 _MAX_ENDS = 2
 _MAX_VARIANTS = 4
 _MAX_DESCRIPTION = 240
@@ -169,6 +180,8 @@ def describe_difference(
         if before.isdisjoint(lines_of.values()):
             return what, "\n".join([*lines, f"only {_name_lines(lines_of)}."]), ONE_RANK
         return what, "\n".join([*lines, f"{_name_lines(lines_of)} more often than the others."]), MORE_OFTEN
+    if len(texts) > 1 and any(_IS_OVER in text for text in texts.values()):
+        return what, "\n".join(lines), LEFT_THE_LOOP
     if is_without_hint and hints:  # what one does, and no other, is not what the hints are about
         return what, "\n".join(lines), OTHER_THINGS
     return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
@@ -215,7 +228,18 @@ def describe_ended(
     waits_at = {history[-1][1].removeprefix(END_OF_STEP) for history in histories.values() if history}
     if not waits_at.isdisjoint(place for rank in ranks for place in ended[rank].last):  # in the loop of the others
         return what, f"{why}.", LEFT_THE_LOOP
-    return what, f"{why}.\n{_name_lines(lines_of)}." if lines_of else why, AFTER_THE_END if lines_of else ""
+    if lines_of:
+        return what, f"{why}.\n{_name_lines(lines_of)}.", AFTER_THE_END
+    calls = {place.partition(",")[0] for place in waits_at}
+    if any(call.endswith("step()") for call in calls):
+        return what, why, LEFT_THE_LOOP
+    return what, why, _hint_of_call(calls.pop()) if len(calls) == 1 else ""
+
+
+def _hint_of_call(call: str) -> str:
+    """Returns what to try where some ranks alone have made a call that all make together."""
+    name = next((each for each in _ALL_CALL if call.startswith(each)), "")
+    return ALL_CALL.format(call=name, writes=_ALL_CALL[name]) if name else ""
 
 
 def _describe_end(rank: int, end: ProgramEnd) -> str:

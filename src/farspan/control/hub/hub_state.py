@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from farspan.control.hub.dispute import Dispute
 from farspan.control.hub.divergence import ProgramEnd
 from farspan.control.text import (
+    EACH_OTHER,
     clip_head,
     describe_death,
     describe_failure,
@@ -88,6 +89,8 @@ class Hub:
         self._dispute: Dispute | None = None
         self._num_queries = 0
         self._num_said: Counter[str] = Counter()
+        self._late: dict[int, tuple[Sequence[int], str]] = {}
+        """For whom a rank has waited long, and what it had done last."""
         self._agreed_step = -1
         self._events: list[_Event] = []
         """Actions of ranks, in order: the words, and what stands in them."""
@@ -288,7 +291,13 @@ class Hub:
         status = self._status(header)
         who = name_ranks(status["missing"]) if status["missing"] else "the others"
         text = f"farspan: rank {rank} has waited {int(header['for_s'])} s for {who} {to_do}"
-        return [Message((0,), {"t": "say", "text": "\n  ".join([text, *status["notes"]])})]
+        lines = [text, *status["notes"]]
+        self._late[rank] = status["missing"], self._describe(rank)
+        for other in status["missing"]:
+            missing, did_last = self._late.get(other, ((), ""))
+            if rank in missing and did_last == self._describe(other):
+                lines.append(f"rank {other} has waited for rank {rank}: {EACH_OTHER}")
+        return [Message((0,), {"t": "say", "text": "\n  ".join(lines)})]
 
     def _status(self, header: Header) -> Header:
         """Returns who is missing, which of them could answer, and what they did last."""

@@ -46,8 +46,8 @@ _EVERY_ON_DEVICES = 100
 """Number of flushes after which data on other devices than the CPU, which would have to wait for it, are compared
 again; they are also compared in the first four flushes."""
 _SAME_DATA = (
-    "seed `random`, numpy and torch before data are split or shuffled, and read the same batches on\n"
-    "every rank; or let one rank read: batch = farspan.from_rank(0, batch); ranks that are to train on\n"
+    "seed `random`, numpy and torch before data are split or shuffled, with the same seed on every rank,\n"
+    "and read the same batches; or let one rank read: batch = farspan.from_rank(0, batch); ranks that are to train on\n"
     "batches of their own: farspan.distribute(model, data_parallel=2)"
 )
 

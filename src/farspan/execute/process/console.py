@@ -142,7 +142,7 @@ class Console:
 
     def said_if_slow(self, what: str) -> AbstractContextManager[Progress]:
         """Let rank 0 say what is done in the body, and how far it is, where it takes longer than a few seconds."""
-        return said_if_slow(what, self.warn if self._speaks else None)
+        return said_if_slow(what, self.warn if self._speaks else None, self.side.waits.describe_other)
 
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""

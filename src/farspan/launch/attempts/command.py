@@ -10,7 +10,7 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 
-__all__ = ["find_command"]
+__all__ = ["describe_scripts", "find_command"]
 
 _EXAMPLE = "farspan run -n 4 train.py"
 
@@ -52,9 +52,18 @@ def _explain_missing(script: Path) -> LaunchError:
             why="farspan run starts a .py file, -m and a module, or an executable.",
             hint=f"farspan run -n 4 -m {'.'.join(script.parts)}",
         )
-    near = sorted(p.name for p in Path(".").glob("*.py"))[:5]
     return LaunchError(
         f"there is no script {script}.",
-        why=f"looked in {Path.cwd()}" + (f", which has {', '.join(near)}." if near else "."),
+        why=describe_scripts(script),
         hint=f"{_EXAMPLE}     (options of farspan run come before the script)",
     )
+
+
+def describe_scripts(script: Path) -> str:
+    """Returns where a script that is not there was looked for, and which are there: the nearest by name, if any is."""
+    import difflib  # only where it is of use
+
+    folder = script.parent
+    names = sorted(path.name for path in folder.glob("*.py")) if folder.is_dir() else []
+    near = difflib.get_close_matches(script.name[:100], names, n=3) or names[:5]
+    return f"looked in {folder.absolute()}" + (f", which has {', '.join(near)}." if near else ".")

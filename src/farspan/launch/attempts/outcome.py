@@ -24,6 +24,7 @@ __all__ = ["Outcome", "conclude"]
 _CODE_OF_EXCEPTION = 1
 _REASON_CHARACTERS = 400
 _VARIABLES = "RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+_DIFFERENCE = "DivergenceError: "
 _OF_SEVERAL_PROCESSES = re.compile(
     rf"KeyError: '({_VARIABLES})'$|environment variable ({_VARIABLES}) expected|Default process group has not been init"
 )
@@ -125,13 +126,13 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
         lines += ["  Its own output is above."]
     else:
         has_written = culprit.read_tail().strip() != ""
-        nothing = "  What it wrote does not say why; its log has it." if has_written else "  It wrote nothing."
+        nothing = "  What it wrote does not say why." if has_written else "  It wrote nothing."
         lines += ["", said, ""] if said else [nothing]
     if code == -signal.SIGKILL:
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
-        lines += [f"  then  ended after {job.given_s:g} s, still running: rank {names}"]
+        lines += [f"  then  ended, still running {job.given_s:g} s after it: rank {names}"]
     if job.num_processes > 1 and _OF_SEVERAL_PROCESSES.search(reason):
         lines += _TRY_ONE_PROCESS
     if job.num_processes > 1:
@@ -145,8 +146,20 @@ def _find_said(job: Job, culprit: Started) -> str:
     if culprit.returncode == -signal.SIGKILL and os.isatty(1):
         return ""
     was_killed = culprit.returncode < 0 and culprit.returncode != -signal.SIGABRT
-    shown = "".join(rank.read_tail() for rank in job.ranks if rank.has_console) if was_killed else ""
-    return find_cause(culprit.read_tail(), killed=was_killed, shown=shown)
+    console = "".join(rank.read_tail() for rank in job.ranks if rank.has_console)
+    said = find_cause(culprit.read_tail(), killed=was_killed, shown=console if was_killed else "")
+    return _without_difference(said, console)
+
+
+def _without_difference(said: str, shown: str) -> str:
+    """Returns what a rank has said without the DivergenceError at its end that another rank has shown whole.
+
+    >>> _without_difference("0 1.7\\nDivergenceError: a\\n  why  b", "farspan.errors.DivergenceError: a\\n  why  b")
+    '0 1.7'
+    """
+    before, name, after = said.rpartition(_DIFFERENCE)
+    is_line = before == "" or before.endswith("\n")
+    return before.rstrip() if name and is_line and f"{name}{after.strip()}" in shown else said
 
 
 def _find_reason(job: Job, culprit: Started) -> str:

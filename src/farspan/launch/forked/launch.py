@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from farspan.errors import LaunchError, quoted
@@ -22,7 +22,7 @@ __all__ = ["launch"]
 _MOST_PROCESSES = 4096
 
 
-def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: Any) -> None:
+def launch(function: Callable[..., Any], *args: Any, processes: int | None = None, **kwargs: Any) -> None:
     """Runs a function in several ranks that are forks of this process, and returns when all have ended.
 
     What rank 0 prints appears here. Nothing is returned: let the function save what is to stay (`farspan.save`).
@@ -30,10 +30,11 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
     Args:
         function: What each rank runs; it calls `farspan.distribute`. It may be defined in a notebook.
         *args: What it is given.
-        processes: Number of ranks.
+        processes: Number of ranks; it must be given.
         **kwargs: What it is given, by name.
 
     Raises:
+        TypeError: `processes` is not given.
         LaunchError: A rank has failed, or this process cannot be forked: it uses a GPU, or has distributed a model.
     """
     import queue
@@ -45,6 +46,8 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
     from farspan.launch.forked.forked_rank import ForkedCrew
     from farspan.launch.job import Events, signals_to
 
+    if processes is None:
+        raise TypeError(f"launch() needs processes=, the number of ranks{_advice(kwargs)}")
     _check(processes)
     folder = Path(tempfile.mkdtemp(prefix="farspan-"))
     events: Events = queue.SimpleQueue()
@@ -68,6 +71,13 @@ def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: A
         first = lines[0].removeprefix("farspan run: ") if lines else "a rank has failed."
         raise LaunchError(first, why="its own output is above.", hint=f"the logs of all ranks are in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _advice(keywords: Collection[str]) -> str:
+    import difflib  # only where it is of use
+
+    near = difflib.get_close_matches("processes", keywords, n=1)
+    return f": did you mean it by {near[0]}=?" if near else ""
 
 
 def _write(text: str) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import os
+import threading
 import traceback
 from types import FrameType, TracebackType
 
 from farspan import settings
 from farspan.errors import FarspanError
 
-__all__ = ["NOTE", "cut_frames", "format_error"]
+__all__ = ["NOTE", "cut_frames", "format_error", "format_stack"]
 
 NOTE = "farspan: raised "
 """The beginning of the note that names the module and the line of the user's code that has raised an exception."""
@@ -39,7 +40,12 @@ _MACHINERY = (
     "/torch/utils/_device.py",
 )
 """Files whose frames stand below farspan's only because of it: the plain program is in C++ there, or has none."""
+_BELOW = (*_MACHINERY, threading.__file__)
+_FILES = os.path.join(_OWN, "launch", "files") + os.sep
+"""Stands in for functions of `os` and `open`: what the system says of a file is said there."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
+_SAYS_TORCHS_WORDS = ("self.read()", "# torch's words")
+"""In lines that do to a plain tensor what the program does to a recorded one: torch says what is wrong with it."""
 
 
 def cut_frames(error: BaseException) -> None:
@@ -65,6 +71,21 @@ def format_error(error: BaseException) -> str:
             each.__traceback__ = trace
 
 
+def format_stack(frame: FrameType, most: int) -> str:
+    """Returns where a thread is, outermost call first, as the user reads it: at most so many frames, the innermost."""
+    frames = [*traceback.walk_stack(frame)][::-1]
+    if not _is_full():
+        kept: list[tuple[FrameType, int]] = []
+        is_below_own = False
+        for each in frames:
+            is_own = _is_own(each[0])
+            is_below_own = is_below_own or is_own
+            if not is_own and not (is_below_own and any(part in each[0].f_code.co_filename for part in _BELOW)):
+                kept.append(each)
+        frames = kept or frames
+    return "".join(traceback.StackSummary.extract(iter(frames[-most:])).format())
+
+
 def _is_full() -> bool:
     return settings.text("TRACEBACK") == "full"  # another word is refused at the start, and must not hide an error here
 
@@ -87,6 +108,8 @@ def _is_own_mistake(error: BaseException) -> bool:
     """Returns whether farspan's own code has failed: not where it says torch's words, or has called what was asked."""
     if isinstance(error, FarspanError) or any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
         return False
+    if not isinstance(error, Exception):  # Ctrl-C, wherever it comes
+        return False
     trace = error.__traceback__
     if trace is None:
         return False
@@ -95,8 +118,10 @@ def _is_own_mistake(error: BaseException) -> bool:
     name = trace.tb_frame.f_code.co_filename
     if not name.startswith(_OWN):
         return False
+    if isinstance(error, (OSError, ValueError)) and name.startswith(_FILES):
+        return False
     line = linecache.getline(name, trace.tb_lineno).strip()
-    is_meant = line.startswith("raise ") or any(call in line for call in _CALLS_THE_USERS)
+    is_meant = line.startswith("raise ") or any(part in line for part in (*_CALLS_THE_USERS, *_SAYS_TORCHS_WORDS))
     return not is_meant or isinstance(error, AssertionError)
 
 

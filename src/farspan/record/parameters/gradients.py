@@ -283,4 +283,6 @@ def _check_like(placed: Placed, gradient: Any) -> None:
         like: Any = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
         if hasattr(placed.tensor, "grad_dtype"):
             like.grad_dtype = placed.tensor.grad_dtype
-        like.grad = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device) if is_tensor else gradient
+        if is_tensor:
+            gradient = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+        like.grad = gradient  # torch's words

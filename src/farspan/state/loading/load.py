@@ -11,7 +11,7 @@ from typing import Any
 
 from farspan.control.channel import SideChannel
 from farspan.documents import as_object
-from farspan.errors import CheckpointError, DamageError, FarspanError
+from farspan.errors import CheckpointError, DamageError, FarspanError, naming_keywords
 from farspan.execute.engine import Engine
 from farspan.execute.process.world import current_engine, engine_of_this_thread, num_ranks_to_be
 from farspan.outputs import write_line
@@ -45,6 +45,7 @@ class Loaded:
     extra: dict[str, Any]
 
 
+@naming_keywords
 def load(
     path: str | os.PathLike[str],
     *,

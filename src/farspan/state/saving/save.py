@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from farspan.errors import CheckpointError
+from farspan.errors import CheckpointError, naming_keywords
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.watched_steps import watch_state
 from farspan.execute.process.world import engine_of_this_thread
@@ -42,6 +42,7 @@ _LEAST_BYTES_PER_S = 4 * 2**20
 """A disk that takes less of one rank is overloaded: until then others wait for its file, beyond the deadline."""
 
 
+@naming_keywords
 def save(
     path: str | os.PathLike[str],
     *,

@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from types import TracebackType
 
 __all__: list[str] = []
 
@@ -36,7 +37,21 @@ def _install() -> None:
         return
     if keeps_apart():
         install(folder, int(rank))
+        _show_short_tracebacks()
     note_training(folder)
+
+
+def _show_short_tracebacks() -> None:
+    """Also before `farspan.distribute`: what the system says of a file has our frames."""
+    previous = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from farspan.launch.raised.tracebacks import cut_frames
+
+        cut_frames(error)
+        previous(kind, error, error.__traceback__)
+
+    sys.excepthook = show
 
 
 def _wait_for_turn() -> None:
