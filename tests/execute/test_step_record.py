@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.loop import X, Y, on_ranks, steps
@@ -12,6 +15,7 @@ from torch import nn
 
 import farspan
 from farspan.execute.process.console import Console
+from farspan.execute.step.executor import Executor
 
 
 def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
@@ -85,3 +89,25 @@ def test_a_report_that_cannot_be_kept_is_one_warning(caplog, monkeypatch, tmp_pa
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         f"the report is not kept: {tmp_path / 'file' / 'step.html'}: File exists"
     ]
+
+
+def test_a_task_that_waits_for_parameters_of_other_groups_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, wait_s = Executor._forward, 0.05
+
+    def after_gathering(executor: Executor, segment: Any) -> None:
+        time.sleep(wait_s)
+        executor.waited_ns += round(1e9 * wait_s)
+        forward(executor, segment)
+
+    def program(model: nn.Module) -> tuple[float, float, float]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        steps(farspan.distribute(model, measure=False), optimizer, 3)
+        monkeypatch.setattr(Executor, "_forward", after_gathering)
+        steps(model, optimizer, 1)
+        step = farspan.last_step()
+        assert step is not None and step.exchange is not None
+        tasks_s = sum([trace.end_ns - trace.start_ns for trace in step.traces]) / 1e9
+        return step.wait_s, tasks_s - step.compute_s, tasks_s - step.exchange.busy_s()[0]
+
+    (waited_s, *others), *_ = on_ranks(1, program)
+    assert waited_s >= wait_s and others == pytest.approx([waited_s] * 2)
