@@ -89,6 +89,8 @@ class Console:
         """Gives the number of micro-batches whose simulated step is the shortest, by what each rank works in a step of
         one, and how many times as fast that is.
         """
+        self.may_cut: Callable[[], bool] = lambda: True
+        """Says whether more micro-batches may be worth trying, by what is known of the models' batches."""
         self.num_training_steps = 0
         self.notes: list[str] = []
         """On the run, for the report."""
@@ -208,6 +210,7 @@ class Console:
             num_threads=torch.get_num_threads(),
             num_cores=num_cores(),
             is_timed=set(device_types) <= {"cpu"},
+            may_cut=self.may_cut(),
         )
         times = [each for each in self._times if len(each.busy_s) == len(self._times[-1].busy_s)]
         hint = self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
@@ -252,7 +255,7 @@ class Console:
             busy_s: What each rank has computed in a step.
             num_micro_batches: Of that step.
         """
-        if self.plan is None or self.best_lanes is None:
+        if self.plan is None or self.best_lanes is None or not self.may_cut():
             return ""
         is_split = any(map(self.plan.is_split, range(self.plan.num_stages)))  # whose ranks work side by side
         if is_split or max(num_micro_batches, self.plan.micro_batches) > 1:
