@@ -118,7 +118,7 @@ def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: 
     graph = CostedGraph(nodes=nodes, edges=edges, source="the model")
     found = _hinted(graph, num_ranks, hints)
     if found is None:
-        raise in_the_way(hints, lambda others: _hinted(graph, num_ranks, others) is not None)
+        raise in_the_way(hints, lambda others: _hinted(graph, num_ranks, others) is not None, is_estimate=True)
     stage_of = {name: number for number, stage in enumerate(found.stages) for name in stage.nodes}
     return replace(
         found.plan, schedule="auto", estimates=_estimates(units, [stage_of[node.name] for node in nodes], num_stages)
