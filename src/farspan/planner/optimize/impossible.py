@@ -133,9 +133,8 @@ def in_the_way(hints: Hints, fits: Callable[[Hints], bool], *, is_estimate: bool
         more = _least_memory(hints, fits)
     if more is not None:
         if is_estimate:
-            why += (
-                f"\nParameters and gradients alone need about {more.memory_in_words()}, optimizer and activations more."
-            )
+            least = more.memory_in_words()
+            why += f"\nParameters and gradients alone need about {least}, optimizer and activations more."
             helps = f"several times that max_memory, or {helps}"
         else:
             why += f"\nThe least with which there is one is about {more.memory_in_words()}."
