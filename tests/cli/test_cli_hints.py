@@ -73,7 +73,7 @@ def test_memory(plan: Any) -> None:
     found = json.loads(plan("--max-memory", "110kB", "--json"))
     assert len(found["stages"]) > 1 and all(stage["memory_bytes"] <= 110e3 for stage in found["stages"])
     err = plan("--max-memory", "rank:0=1kB", "--pin", "0=rank:0", code=2)
-    assert "there is a plan without '0' pinned to rank:0, or without max_memory={'rank:0': '1000 B'}" in err
+    assert "there is a plan without '0' pinned to rank:0, or without max_memory={'rank:0': '1kB'}" in err
 
 
 def test_a_part_of_a_block_can_be_pinned(plan: Any) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.loop import X, Y, on_ranks, steps
+from tests.support.places import engine
 from torch import nn
 
 import farspan
 from farspan.execute.process.console import Console
+from farspan.execute.step.executor import Executor
 
 
 def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
@@ -85,3 +90,71 @@ def test_a_report_that_cannot_be_kept_is_one_warning(caplog, monkeypatch, tmp_pa
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         f"the report is not kept: {tmp_path / 'file' / 'step.html'}: File exists"
     ]
+
+
+def test_a_task_that_waits_for_parameters_of_other_groups_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, wait_s = Executor._forward, 0.05
+
+    def after_gathering(executor: Executor, segment: Any) -> None:
+        time.sleep(wait_s)
+        executor.waited_ns += round(1e9 * wait_s)
+        forward(executor, segment)
+
+    def program(model: nn.Module) -> tuple[float, float, float]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        steps(farspan.distribute(model, measure=False), optimizer, 3)
+        monkeypatch.setattr(Executor, "_forward", after_gathering)
+        steps(model, optimizer, 1)
+        step = farspan.last_step()
+        assert step is not None and step.exchange is not None
+        tasks_s = sum([trace.end_ns - trace.start_ns for trace in step.traces]) / 1e9
+        return step.wait_s, tasks_s - step.compute_s, tasks_s - step.exchange.busy_s()[0]
+
+    (waited_s, *others), *_ = on_ranks(1, program)
+    assert waited_s >= wait_s and others == pytest.approx([waited_s] * 2)
+
+
+class Drop(nn.Module):
+    """Stochastic depth: decides by what it draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if torch.rand(()) < 0.1 else x + self.inner(x)
+
+
+@pytest.mark.parametrize(("seed", "reads"), [(None, False), (0, False), (0, True)])
+def test_a_training_step_ends_where_an_optimizer_steps(seed: int | None, reads: bool) -> None:
+    """Whatever runs a micro-batch before: the summary names what draws, its line and the cure, where that does."""
+
+    def program(_: nn.Module) -> tuple[int, bool, str]:
+        built = nn.Sequential(nn.Linear(4, 3), Drop(), nn.Linear(3, 2))
+        model = farspan.distribute(built, seed=seed, measure=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _number in range(5):
+            for _micro_batch in range(3):
+                loss = model(torch.ones(2, 4)).sum()
+                loss.backward()
+                if reads:
+                    loss.item()
+            optimizer.step()
+        console = engine().console
+        return console.num_training_steps, console.num_backward_runs >= 10, console._drawing_hint()
+
+    for number, runs_earlier, hint in on_ranks(2, program):
+        assert (number, runs_earlier) == (5, reads or seed is None)
+        assert ("1 (Drop, " in hint and f"{__file__}:" in hint and "seed=0" in hint) == (seed is None) == bool(hint)
+
+
+def test_a_program_without_an_optimizer_has_a_training_step_for_each_backward_that_runs() -> None:
+    def program(model: nn.Module) -> int:
+        farspan.distribute(model, measure=False)
+        for _ in range(4):
+            loss = F.cross_entropy(model(X), Y)
+            loss.backward()
+            loss.item()
+        return engine().console.num_training_steps
+
+    assert on_ranks(2, program) == [4, 4]

@@ -130,6 +130,24 @@ def test_a_plan_that_is_good_enough_stays(shown: list[str]) -> None:
     assert len([text for text in shown if "schedule" in text]) == 2  # a table on each rank, from `distribute`
 
 
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_memory_that_no_measured_plan_keeps_is_said_once(is_launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has launched the ranks: the hint in the user's words, not counting what follows from their number."""
+    lines: list[str] = []
+    monkeypatch.setattr(Console, "_say", lambda self, text, is_shown: lines.append(text) if is_shown else None)
+
+    def train_on(model: nn.Module) -> None:
+        engine().console.is_launched = is_launched
+        train(model)
+
+    on_ranks(2, [SHORT_S] * 6, train_on, measure=True, max_memory="2kB")
+    (line,) = [line for line in lines if "plan stays" in line]
+    assert line.startswith(
+        "the plan stays as it was: no plan keeps the hint max_memory='2kB': there is a plan without max_memory='2kB'. "
+        "The least with which there is one is about max_memory="
+    )
+
+
 def test_a_copy_is_named_where_it_keeps_the_model_in_its_place(shown: list[str]) -> None:
     def averaged(model: nn.Module) -> None:
         average = torch.optim.swa_utils.AveragedModel(model)

@@ -15,6 +15,7 @@ from farspan.errors import PlanError
 from farspan.place.mesh.given import axes_of
 from farspan.place.mesh.lanes import _shares_of, cut_batches
 from farspan.plan import Plan
+from farspan.record.lanes.batches import Batches
 
 PROGRAM = """
 import torch, farspan
@@ -88,6 +89,6 @@ def test_the_number_of_micro_batches_follows_from_the_shares_of_the_stages(
 def test_micro_batches_are_not_hinted_at_where_the_rows_of_a_batch_depend_on_each_other(
     layer: nn.Module, is_asked: bool
 ) -> None:
-    engine: Any = SimpleNamespace(console=SimpleNamespace(best_lanes=None))
+    engine: Any = SimpleNamespace(console=SimpleNamespace(best_lanes=None), recorder=SimpleNamespace(batches=Batches()))
     cut_batches(engine, nn.Sequential(nn.Linear(8, 8), layer), Plan.from_mapping({"": "rank:0"}), None)
     assert (engine.console.best_lanes is not None) == is_asked

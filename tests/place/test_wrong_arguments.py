@@ -61,7 +61,9 @@ def test_more_ranks_than_modules_names_the_modules_and_the_other_ways() -> None:
     with pytest.raises(PlanError) as caught:
         run_threads(2, lambda rank: farspan.distribute(nn.Linear(2, 2)))
     assert caught.value.why == "1 module with parameters can be placed on its own: the whole model."
-    assert caught.value.hint == "farspan run -n 1, which is stages=1; or data_parallel=2"
+    assert caught.value.hint == (
+        "farspan.distribute(model, stages=1), whose stages have several ranks; or farspan run -n 1, or data_parallel=2"
+    )
 
 
 def test_a_model_around_a_distributed_one_is_refused() -> None:

@@ -212,6 +212,14 @@ def test_a_name_that_matches_nothing_is_said_before_the_ranks_it_would_need() ->
     assert error.what == "the plan's entry 'block.*' (on rank:0) matches nothing in this model."
 
 
+def test_a_plan_of_some_entries_is_told_the_others_before_the_ranks_they_would_be_on() -> None:
+    error = _error({"embed": "rank:0", "blocks.0": "rank:0"}, world_size=2)
+    assert error.what.startswith("no stage owns ")
+    entries = [f'"{name}": "rank:1"' for name in ("scale", "blocks.1", "blocks.2", "head")]
+    assert error.hint.startswith(f"add {', '.join(entries)} to the plan (where ")
+    assert "no stage yet: 'rank:1'" in error.hint and 'or "": "rank:1" for all' in error.hint
+
+
 def test_every_rank_must_have_a_stage() -> None:
     error = _error({"": "rank:0", "head": "rank:1"}, world_size=3)
     assert error.what == "3 processes for a plan of 2 ranks."

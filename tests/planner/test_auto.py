@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from farspan.errors import PlanError
+from farspan.plan.hints import Hints
 from farspan.planner import Unit, auto_plan
 
 BLOCKS = [
@@ -63,7 +64,13 @@ def test_fewer_units_than_stages_is_a_plan_error_with_their_names() -> None:
     assert caught.value.what == "no plan has 3 stages for this model."
     assert "2 modules with parameters" in caught.value.why
     assert "'blocks.0'" in caught.value.why
-    assert "stages=2" in caught.value.hint
+    assert caught.value.hint == (
+        "farspan.distribute(model, stages=2), whose stages have several ranks; or farspan run -n 2, or data_parallel=3"
+    )
+    assert auto_plan(BLOCKS[:2], num_stages=2, devices=RANKS).num_stages == 2
+    with pytest.raises(PlanError) as caught:  # pins need a stage on each rank
+        auto_plan(BLOCKS[:2], num_stages=3, devices=RANKS, hints=Hints(pins={"blocks.0": "rank:0"}))
+    assert caught.value.hint == "farspan run -n 2, or data_parallel=3"
 
 
 @pytest.mark.parametrize(("num_stages", "devices"), [(0, RANKS), (1, [])])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from farspan.graph import Meta
 
 NAMES = [f"w{number}" for number in range(32)]
 WRITES = "a test"
+WAIT_S = 0.01
 
 
 class Home:
@@ -26,6 +29,7 @@ class Home:
         self.open = 0
         self.most_open = 0
         self.broken = False
+        self.before_answer: Callable[[], None] = lambda: None
 
     def answer_with(self, handlers: Any) -> None: ...
 
@@ -43,6 +47,7 @@ class Home:
 
     def _answer(self, data: list[torch.Tensor]) -> Any:
         self.open -= 1
+        self.before_answer()
         if self.broken:
             raise ConnectionError("the home is gone")
         return {}, data
@@ -55,13 +60,24 @@ def home() -> Home:
 
 @pytest.fixture
 def away(home: Home) -> AwayParameters:
-    groups: Any = SimpleNamespace(agree=lambda what: None)
+    engine = SimpleNamespace(executor=SimpleNamespace(waited_ns=0))
+    groups: Any = SimpleNamespace(agree=lambda what: None, engine=engine)
     homes: Any = SimpleNamespace(is_here=lambda item: False, group_of=lambda item: 1, rank_of=lambda item: 1)
     peers: Any = home
     made = AwayParameters(groups, homes, peers)
     meta = Meta((4,), (1,), torch.float32, torch.device("cpu"), True)
     made.release([Placed(name, 0, torch.nn.Parameter(torch.zeros(4)), meta, True, True, Parameter) for name in NAMES])
     return made
+
+
+def test_what_an_operation_waits_for_its_parameters_is_no_computing(home: Home, away: AwayParameters) -> None:
+    def sleep() -> None:
+        time.sleep(WAIT_S)
+
+    home.before_answer = sleep
+    weight = next(iter(away._items.values())).tensor
+    assert (weight + 1).tolist() == [1.0] * 4
+    assert away._groups.engine.executor.waited_ns > 1e9 * WAIT_S
 
 
 def step(away: AwayParameters, home: Home, names: list[str]) -> None:

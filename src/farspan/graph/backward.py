@@ -127,6 +127,11 @@ class BackwardSegment:
         return (self.backward.graph if self.segment is None else self.segment.graph).turn
 
     @property
+    def sends_gradients(self) -> bool:
+        """Returns whether gradients of parameters are made here that are added up elsewhere."""
+        return any(isinstance(edge.key, str) for edge in self.outgoing)
+
+    @property
     def brings_outside(self) -> bool:
         """Returns whether the gradient of a tensor outside the model arrives here."""
         return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)

@@ -205,11 +205,14 @@ class _FirstSteps:
                 plan, said = self._plan_from(shares, links)
                 result = {"plan": plan.to_json(), "said": said}
             except PlanError as error:
-                result = {"error": f"{error.what} {error.why}"}
+                why = " ".join(error.why.split("\n"))
+                result = {"error": f"{error.what.rstrip('.')}: {why}"}
         result = json.loads(engine.agreement.broadcast("the plan", json.dumps(result).encode(), 0))
         if "error" in result:  # and yet it has run
-            _log.warning("the plan stays as it was: %s", result["error"])
-            return self.begun, f"the plan stays as it was: {result['error']}"
+            said = f"the plan stays as it was: {result['error']}"
+            if not engine.console.is_launched:  # else the console says it where the search has ended
+                engine.console.warn(said)
+            return self.begun, said
         return Plan.from_json(result["plan"]), result["said"]
 
     def _plan_from(self, shares: Sequence[RankMeasured], links: Mapping[str, HostLink]) -> tuple[Plan, str]:

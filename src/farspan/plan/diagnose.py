@@ -102,21 +102,37 @@ def not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanEr
     )
 
 
-def nobody_owns(missing: Sequence[str], parameters: Sequence[str], plan: Plan) -> PlanError:
-    """Returns the error for parameters that no entry covers."""
+def nobody_owns(missing: Sequence[str], parameters: Sequence[str], plan: Plan, idle: Sequence[int] = ()) -> PlanError:
+    """Returns the error for parameters that no entry covers.
+
+    Args:
+        missing: These parameters.
+        parameters: All.
+        plan: Whose entries.
+        idle: The ranks that have no stage, and must have one.
+    """
     left = set(missing)
-    name = missing[0]
-    # The widest module around the first one of which no parameter is covered: one entry for many names.
-    depth = next(
-        depth
-        for depth in range(1, name.count(".") + 2)
-        if left.issuperset(other for other in parameters if f"{other}.".startswith(_prefix(name, depth)))
-    )
-    where = plan.stages[-1]
+    entries: list[str] = []
+    for name in missing:
+        if any(f"{name}.".startswith(f"{entry}.") for entry in entries):
+            continue
+        # The widest module around it of which no parameter is covered: one entry for many names.
+        depth = next(
+            depth
+            for depth in range(1, name.count(".") + 2)
+            if left.issuperset(other for other in parameters if f"{other}.".startswith(_prefix(name, depth)))
+        )
+        entries.append(_prefix(name, depth)[:-1])
+    where = f"rank:{idle[0]}" if idle else plan.stages[-1]
+    stage = f"where there is no stage yet: {_listed([f'rank:{rank}' for rank in idle])}" if idle else ""
+    shown = ", ".join([f'"{entry}": "{where}"' for entry in entries[:_MOST_NAMES]])
     return PlanError(
-        f"no stage owns the parameter '{name}'." if len(missing) == 1 else f"no stage owns {len(missing)} parameters.",
+        f"no stage owns the parameter '{missing[0]}'."
+        if len(missing) == 1
+        else f"no stage owns {len(missing)} parameters.",
         why=f"the plan's entries do not cover {len(missing)} of {len(parameters)} parameters: {_listed(missing)}.",
-        hint=f'add "{_prefix(name, depth)[:-1]}": "{where}" (stage {plan.num_stages - 1}) to the plan,\n'
+        hint=f"add {shown}{', ...' * (len(entries) > _MOST_NAMES)} to the plan "
+        f"({stage or f'stage {plan.num_stages - 1}'}),\n"
         f'or "": "{where}" for all that no other entry covers',
     )
 

@@ -88,12 +88,13 @@ def resolve(
     nodes = with_ancestors([*modules, *parameters, *aliases])
     assigned = assign(plan.placement, nodes, lambda entry: name_not_found(entry, nodes, plan))
     error = ranks_do_not_fit(plan, world_size, may_idle=may_idle)
-    if error is not None:
-        raise error
     owner, name_stage = _own(assigned, parameters, aliases)
     missing = [name for name in parameters if name not in owner]
+    if error is not None and not (missing and max(plan.ranks) < world_size):  # what is missing may be on other ranks
+        raise error
     if missing:
-        raise nobody_owns(missing, parameters, plan)
+        idle = [] if may_idle else [rank for rank in range(world_size) if rank not in plan.ranks]
+        raise nobody_owns(missing, parameters, plan, idle)
     stage_of_module = {_parent(name): stage for name, stage in owner.items()}
     last = next(iter(owner.values()), None)
     for name in modules:

@@ -67,11 +67,7 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
     elif num_stages == 1:  # holds for a model without any parameter too
         stage_of, placement = [0] * len(units), {"": 0}
     elif len(units) < num_stages:
-        raise PlanError(
-            f"no plan has {count_of(num_stages, 'stage')} for this model.",
-            why=f"{_named(units)}.",
-            hint=f"farspan run -n {len(units) or 1}, which is stages={len(units) or 1}; or data_parallel={num_stages}",
-        )
+        raise _too_few(units, num_stages, may_be_wide=all(device.count("rank:") == 1 for device in devices))
     else:
         stage_of = partition([unit.cost for unit in units], num_stages, cut_costs=cut_costs(units), slack=_SLACK)
         placement = placement_of(units, stage_of)
@@ -79,6 +75,23 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
         stages=tuple(places),
         placement=placement,
         estimates=_estimates(units, stage_of, num_stages),
+    )
+
+
+def _too_few(units: Sequence[Unit], num_stages: int, *, may_be_wide: bool) -> PlanError:
+    """Returns the error for a model of fewer units than stages.
+
+    Args:
+        units: Its.
+        num_stages: As many as there are ranks, or as the user has asked for.
+        may_be_wide: Whether fewer stages may have several ranks each.
+    """
+    most = len(units) or 1
+    wide = f"farspan.distribute(model, stages={most}), whose stages have several ranks; or "
+    return PlanError(
+        f"no plan has {count_of(num_stages, 'stage')} for this model.",
+        why=f"{_named(units)}.",
+        hint=f"{wide if may_be_wide and units else ''}farspan run -n {most}, or data_parallel={num_stages}",
     )
 
 
@@ -103,7 +116,7 @@ def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: 
         )
     meaning_of(hints, names, num_ranks)  # raises if they mean nothing
     if len(units) < num_stages:
-        return auto_plan(units, num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_ranks)])
+        raise _too_few(units, num_stages, may_be_wide=False)
     nodes = tuple(
         CostedNode(
             name=unit.name or WHOLE_MODEL, forward_s=unit.cost, memory_bytes=float(_COPIES * unit.parameter_bytes)
@@ -118,7 +131,7 @@ def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: 
     graph = CostedGraph(nodes=nodes, edges=edges, source="the model")
     found = _hinted(graph, num_ranks, hints)
     if found is None:
-        raise in_the_way(hints, lambda others: _hinted(graph, num_ranks, others) is not None)
+        raise in_the_way(hints, lambda others: _hinted(graph, num_ranks, others) is not None, is_estimate=True)
     stage_of = {name: number for number, stage in enumerate(found.stages) for name in stage.nodes}
     return replace(
         found.plan, schedule="auto", estimates=_estimates(units, [stage_of[node.name] for node in nodes], num_stages)

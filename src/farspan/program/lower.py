@@ -329,11 +329,9 @@ class _Builder:
     @functools.cached_property
     def micro_batches(self) -> list[int]:
         """Returns for each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
-        trained = {
-            self.positions[part.segment.graph.index]
-            for part in self.parts
-            if part.segment is not None and part.segment in self.number_of_segment
-        }
+        parts = [part for part in self.parts if part.segment is not None and part.segment in self.number_of_segment]
+        of_parameters = [part for part in parts if part.accumulates_into or part.sends_gradients]
+        trained = {self.positions[part.segment.graph.index] for part in of_parameters or parts if part.segment}
         numbered = sorted(trained) if trained else range(len(self.positions))
         numbers = [-1] * len(self.positions)
         for number, position in enumerate(numbered):

@@ -28,7 +28,7 @@ from farspan.launch.raised.tracebacks import cut_frames
 from farspan.record.across_ranks.hook_traces import watched
 from farspan.record.around_calls import check_around, check_cached, install_around, is_seen_inside, refuse_trace
 from farspan.record.in_checkpoint import hooks_unchanged_in_checkpoint, unchanged_in_checkpoint
-from farspan.record.lanes.batch import call_batch
+from farspan.record.lanes.batch import call_batch, note_rows
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
 from farspan.record.memory.leaves import new_parameter
@@ -204,6 +204,8 @@ def _record_module(recorder: Recording, module: nn.Module, args: tuple[Any, ...]
             fill_reserved()  # the module may find it among its globals
         recorder.begin_module(module)
         recorder.current.begin_model(find_where(2))
+        if recorder.batches.unseen:
+            note_rows(recorder, module, args, kwargs)
         if recorder.batches.models and not recorder.batches.is_inside:
             return call_batch(recorder, module, functools.partial(_call_module, module), args, kwargs)
         if recorder.splitting.stages and not recorder.splitting.is_inside:

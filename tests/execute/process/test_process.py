@@ -42,12 +42,15 @@ def test_a_failure_ends_all_transfers_that_this_rank_may_wait_for(has_transport:
     assert sorted(ended) == ["groups", "pulls", *["transport"] * has_transport]
 
 
-@pytest.mark.parametrize(("gain", "num_micro_batches", "is_told"), [(1.7, 1, True), (1.05, 1, False), (1.7, 2, False)])
+@pytest.mark.parametrize(
+    ("gain", "num_micro_batches", "may_cut", "is_told"),
+    [(1.7, 1, True, True), (1.05, 1, True, False), (1.7, 2, True, False), (1.7, 1, False, False)],
+)
 def test_more_micro_batches_are_hinted_at_where_they_would_gain(
-    gain: float, num_micro_batches: int, is_told: bool
+    gain: float, num_micro_batches: int, may_cut: bool, is_told: bool
 ) -> None:
     plan = SimpleNamespace(num_stages=2, micro_batches=1, is_split=lambda stage: False)
-    console: Any = SimpleNamespace(plan=plan, best_lanes=None)
+    console: Any = SimpleNamespace(plan=plan, best_lanes=None, may_cut=lambda: may_cut)
     assert Console._micro_batches_hint(console, [1.0, 2.0], num_micro_batches) == ""  # nobody knows how many
     console.best_lanes = lambda busy_s: (len(busy_s) * 4, gain)
     hint = Console._micro_batches_hint(console, [1.0, 2.0], num_micro_batches)

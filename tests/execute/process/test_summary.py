@@ -58,6 +58,13 @@ def test_ranks_that_win_little_are_said_to_and_what_to_try(run_s: float, said: s
     assert "a step has 4 micro-batches" in tried and f"for {100 - 50 / run_s:.0f} % of that" in tried
 
 
+@pytest.mark.parametrize(("busy_s", "may_cut"), [((0.5, 0.5), False), ((1.0,), True)])
+def test_more_micro_batches_are_not_tried_in_vain(busy_s: tuple[float, ...], may_cut: bool) -> None:
+    """Not where batches are known to stay whole, nor where each model is on one rank, which waits for no other."""
+    *_, tried = describe_run(60, times(*busy_s, run_s=2.0), Ranks(num_groups=2, may_cut=may_cut))
+    assert "try larger batches" in tried and "micro-batch" not in tried
+
+
 def test_micro_batches_are_what_to_try_where_there_are_none() -> None:
     *_, last = lines = describe_run(60, times(0.5, 0.5, run_s=2.0), Ranks(), "micro_batches=8 is faster")
     assert last == "micro_batches=8 is faster" and len(lines) == 3

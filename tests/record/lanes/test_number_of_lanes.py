@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.ranks import run_threads
@@ -106,3 +107,55 @@ def test_a_model_with_normalised_weights_is_cut() -> None:
     ((found, number),) = run_threads(1, program)
     assert number == 3
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+class Pair(nn.Module):
+    """Adds two tensors up, of which one may have no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.first(x)
+        return x if y is None else x + self.second(y)
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs", "may_be_cut"),
+    [
+        ({}, [torch.zeros(8, 6)], True),
+        ({}, [torch.zeros(8, 6), torch.zeros(8, 4)], True),
+        ({}, [torch.zeros(2, 6)], False),  # too few rows
+        ({}, [torch.zeros(6)], False),  # a vector
+        ({}, [torch.zeros(6), torch.zeros(4)], False),  # nothing in common
+        ({"micro_batches": "auto"}, [torch.zeros(8, 6)], False),  # one is as fast
+        ({"micro_batches": 2}, [torch.zeros(8, 6)], True),
+        ({"micro_batches": 2}, [torch.zeros(6)], False),  # has been examined
+    ],
+)
+def test_more_micro_batches_are_worth_trying_where_batches_may_be_cut(
+    options: dict[str, Any], inputs: list[torch.Tensor], may_be_cut: bool
+) -> None:
+    def program(rank: int) -> bool:
+        model = farspan.distribute(Pair(), **options)
+        for _ in range(2):
+            model(*inputs).sum().backward()
+        engine = current_engine()
+        assert engine is not None
+        return engine.console.may_cut()
+
+    assert run_threads(2, program) == [may_be_cut] * 2
+
+
+def test_what_joins_the_rows_of_a_batch_is_not_a_micro_batch() -> None:
+    def program(rank: int) -> int:
+        model = farspan.distribute(copy.deepcopy(_BUILT), micro_batches=2)
+        for _ in range(2):
+            out = model(_X)
+            loss = F.relu(1 - torch.cdist(out, out)).mean()
+            loss.backward()
+            loss.item()
+        return _num_micro_batches()
+
+    assert run_threads(2, program) == [2, 2]

@@ -45,7 +45,7 @@ def _num_flushes() -> tuple[int, int]:
     engine = current_engine()
     if engine is None:
         return (0, 0)
-    return (engine.console.num_training_steps, engine.num_flushes - engine.console.num_training_steps)
+    return (engine.console.num_backward_runs, engine.num_flushes - engine.console.num_backward_runs)
 
 
 def weights(model: nn.Module) -> dict[str, str]:

@@ -381,6 +381,7 @@ def _end_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if engine.recorder.splitting.stages:
                 engine.slices.has_stepped(optimizer, placed, is_share=is_share and not keeps_beside_state(optimizer))
             if not engine.recorder.hooks.are_running:
+                engine.console.optimizer_stepped()
                 for act in tuple(engine.after_step):
                     act()
             shards = engine.groups.shards

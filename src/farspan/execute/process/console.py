@@ -89,7 +89,9 @@ class Console:
         """Gives the number of micro-batches whose simulated step is the shortest, by what each rank works in a step of
         one, and how many times as fast that is.
         """
-        self.num_training_steps = 0
+        self.may_cut: Callable[[], bool] = lambda: True
+        """Says whether more micro-batches may be worth trying, by what is known of the models' batches."""
+        self.num_training_steps = self.num_backward_runs = 0
         self.notes: list[str] = []
         """On the run, for the report."""
         self.reported_steps = set(_REPORTED_STEPS)
@@ -100,6 +102,13 @@ class Console:
         self._times: collections.deque[StepTime] = collections.deque(maxlen=_MOST_TIMES)
         self._ended_ns = self._run_ns = 0
         self._busy_s: list[float] = []
+        self._num_micro_batches = self._num_before = 0
+        """Those of the training step that goes on, and of the one before."""
+        self._has_optimizer = False
+        """Whether an optimizer has stepped: a training step goes on until one does. Else each backward ends one."""
+        self._is_step_open = False
+        self._drawing: dict[str, int] = {}
+        """How often what is recorded ran before a module that decides by what it draws, after a backward."""
 
     @property
     def _speaks(self) -> bool:
@@ -145,20 +154,28 @@ class Console:
         return said_if_slow(what, self.warn if self._speaks else None, self.side.waits.describe_other)
 
     def step_ended(self, record: StepRecord) -> None:
-        """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
+        """What was recorded has run, a training step or a part of one; in some of these all ranks give their timelines
+        and rank 0 writes the report.
+        """
         if not self.is_counting:
             return
-        self.num_training_steps += record.has_backward
+        is_first = record.has_backward and not self._is_step_open
+        self.num_backward_runs += record.has_backward
+        self.num_training_steps += is_first
         if self._speaks:
             self._add_time(record)
         if not record.has_backward:
             return
+        self._is_step_open = self._has_optimizer
         if self._status is not None:
             self._note(self._status, record)
-        if self.num_training_steps == _COMPARED_STEP and self._speaks:
+        if not is_first:
+            return
+        if self._has_optimizer and self.num_training_steps == _COMPARED_STEP and self._speaks:
             self._compare(record)
             if record.exchange is not None:
-                hint = self._micro_batches_hint(record.exchange.busy_s(), record.num_micro_batches)
+                number = max(record.num_micro_batches, self._num_before)
+                hint = self._drawing_hint() or self._micro_batches_hint(record.exchange.busy_s(), number)
                 if hint:
                     self.say(hint)
         if not self.report_path or self.num_training_steps not in self.reported_steps:
@@ -172,23 +189,49 @@ class Console:
                 self._write(timeline, record)
             self.side.forget(key)
 
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped: that ends a training step, if a backward has run since the last one. What has run
+        before the first one was one step.
+        """
+        if not self.is_counting:
+            return
+        if not self._has_optimizer:
+            self._has_optimizer, self._is_step_open = True, self.num_training_steps > 0
+            self.num_training_steps = min(self.num_training_steps, 1)
+            self._times.clear()
+        if self._is_step_open and self._speaks:
+            self._end_time()
+        self._is_step_open = False
+
+    def note_drawing(self, what: str) -> None:
+        """What was recorded, and a backward in it, has run before its time, for `what` decides by what it draws."""
+        if self.is_counting:
+            self._drawing[what] = self._drawing.get(what, 0) + 1
+
     def add_averaging(self, averaging_ns: int) -> None:
         """Gradients have been averaged for so long, after a step."""
         self._run_ns += averaging_ns
 
     def _add_time(self, record: StepRecord) -> None:
-        """Keep what a step took; one without a backward is a part of the next one with a backward."""
+        """Keep what a part of a training step took; what has no backward is a part of the step that follows."""
         now_ns = time.perf_counter_ns()
         busy_s = [record.compute_s] if record.exchange is None else record.exchange.busy_s()
         self._run_ns += now_ns - record.began_ns
         is_same = len(self._busy_s) == len(busy_s)  # not the first, nor after a rank was lost
         self._busy_s = [a + b for a, b in zip(self._busy_s, busy_s, strict=True)] if is_same else busy_s
-        if not record.has_backward:
-            return
+        if record.has_backward:
+            self._num_micro_batches += record.num_micro_batches
+            if not self._has_optimizer:
+                self._end_time()
+
+    def _end_time(self) -> None:
+        """A training step is over."""
+        now_ns = time.perf_counter_ns()
         if self.num_training_steps >= self._first_timed:
             wall_s, run_s = (now_ns - self._ended_ns) / 1e9, self._run_ns / 1e9
-            self._times.append(StepTime(wall_s, run_s, tuple(self._busy_s), record.num_micro_batches))
-        self._ended_ns, self._run_ns, self._busy_s = now_ns, 0, [0.0] * len(busy_s)
+            self._times.append(StepTime(wall_s, run_s, tuple(self._busy_s), self._num_micro_batches))
+        self._ended_ns, self._run_ns, self._busy_s = now_ns, 0, [0.0] * len(self._busy_s)
+        self._num_before, self._num_micro_batches = self._num_micro_batches, 0
 
     def summarize(self, num_groups: int, device_types: Collection[str]) -> None:
         """The program is over, and well: say what its steps took, what one rank would take, and what to try.
@@ -208,9 +251,10 @@ class Console:
             num_threads=torch.get_num_threads(),
             num_cores=num_cores(),
             is_timed=set(device_types) <= {"cpu"},
+            may_cut=self.may_cut(),
         )
         times = [each for each in self._times if len(each.busy_s) == len(self._times[-1].busy_s)]
-        hint = self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
+        hint = self._drawing_hint() or self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
         for line in describe_run(self.num_training_steps, times, ranks, hint):
             self.warn(line)
 
@@ -245,6 +289,17 @@ class Console:
             text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
 
+    def _drawing_hint(self) -> str:
+        """Returns how micro-batches would overlap that end because a module decides by what it draws; "" where that is
+        not often so."""
+        most = max(self._drawing, key=self._drawing.__getitem__, default="")
+        if not most or self._drawing[most] < self.num_training_steps // 2:
+            return ""
+        return (
+            f"{most} decides by what it draws, so a micro-batch ends before the next one begins: "
+            "farspan.distribute(model, seed=0) lets them overlap (it draws other numbers, the same for every plan)"
+        )
+
     def _micro_batches_hint(self, busy_s: Sequence[float], num_micro_batches: int) -> str:
         """Returns what more micro-batches would win where the ranks wait for each other; "" if that is little.
 
@@ -252,7 +307,7 @@ class Console:
             busy_s: What each rank has computed in a step.
             num_micro_batches: Of that step.
         """
-        if self.plan is None or self.best_lanes is None:
+        if self.plan is None or self.best_lanes is None or not self.may_cut():
             return ""
         is_split = any(map(self.plan.is_split, range(self.plan.num_stages)))  # whose ranks work side by side
         if is_split or max(num_micro_batches, self.plan.micro_batches) > 1:

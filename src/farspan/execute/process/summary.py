@@ -54,6 +54,7 @@ class Ranks:
         num_threads: Of each of them.
         num_cores: That they may use.
         is_timed: Whether the time in which a rank computes is known: not where a device does, which is only given work.
+        may_cut: Whether more micro-batches may be worth trying.
     """
 
     num_groups: int = 1
@@ -61,6 +62,7 @@ class Ranks:
     num_threads: int = 1
     num_cores: int = 1
     is_timed: bool = True
+    may_cut: bool = True
 
     @property
     def share_cores(self) -> bool:
@@ -127,14 +129,14 @@ micro-batches, the computing of 2 ranks added up: 1.7 times as fast on 2 ranks
     if hint:
         lines.append(hint)
     elif gain < _GOOD * num_ranks:
-        lines.append(_what_to_try(times, 1 - gain / num_ranks, is_slower=gain <= _SAME))
+        may_cut = ranks.may_cut and len(times[-1].busy_s) > 1
+        lines.append(_what_to_try(times, 1 - gain / num_ranks, may_cut=may_cut, is_slower=gain <= _SAME))
     return lines
 
 
-def _what_to_try(times: Sequence[StepTime], idle: float, *, is_slower: bool) -> str:
-    number = count_of(times[-1].num_micro_batches, "micro-batch")
-    fewer = ", fewer ranks" if is_slower else ""
+def _what_to_try(times: Sequence[StepTime], idle: float, *, may_cut: bool, is_slower: bool) -> str:
+    more = f", more micro-batches (a step has {count_of(times[-1].num_micro_batches, 'micro-batch')})"
     return (
-        f"the ranks do not compute for {100 * idle:.0f} % of that: try larger batches, more micro-batches (a step has "
-        f"{number}){fewer}; farspan run --report step.html shows where the time goes"
+        f"the ranks do not compute for {100 * idle:.0f} % of that: try larger batches{more * may_cut}"
+        f"{', fewer ranks' * is_slower}; farspan run --report step.html shows where the time goes"
     )

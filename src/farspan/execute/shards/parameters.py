@@ -129,6 +129,10 @@ class AwayParameters:
                 self._here_bytes -= data.numel() * data.element_size()
             return found
 
+    def note_gathering(self, duration_ns: int) -> None:
+        """Operations have waited so long for data, and sought which they need."""
+        self._groups.engine.executor.waited_ns += duration_ns
+
     def begin_write(self, what: str, names: Sequence[str] | None = None) -> None:
         """All groups are about to write into parameters; all ranks of all groups call it.
 

@@ -127,7 +127,8 @@ class StepEnd:
     def _contribute(self, pace: PaceNote) -> None:
         """Give all ranks this rank's scalars, which of its parameters have a gradient, and how long it has worked."""
         engine = self.engine
-        busy_s = sum(trace.end_ns - trace.start_ns for trace in engine.executor.traces if trace.kind != "wait") / 1e9
+        tasks = [trace for trace in engine.executor.traces if trace.kind != "wait"]
+        busy_s = sum([task.end_ns - task.start_ns - task.waited_ns for task in tasks]) / 1e9
         self.exchange.contribute(
             [value for value in self._scalars if engine.is_mine(value)],
             mask=engine.masks.own() if self._has_backward else b"",

@@ -37,6 +37,8 @@ class Executor:
 
     measures = False
     """True of an executor that measures the units of a step: its steps take longer than later ones."""
+    waited_ns = 0
+    """How long this rank has waited in all for parameters that other groups hold, while tasks ran and between them."""
 
     def __init__(
         self,
@@ -72,6 +74,8 @@ class Executor:
         self._before_gradients: Callable[[], None] = _nothing
         self._reductions: Reductions | None = None
         self._running: Program | None = None
+        self._waited_before_ns = 0
+        """`waited_ns` when the task that runs began."""
         self._has_slices = False
         self._number = 0
         """Number of the task that runs, or that is to run next."""
@@ -232,7 +236,7 @@ class Executor:
                 self._wait(message, f"at task {self._number} ({action.work.describe()})")
             self._trace("wait", action, began)
         self.channels.reap()
-        began = time.perf_counter_ns()
+        self._waited_before_ns, began = self.waited_ns, time.perf_counter_ns()
         if self.clock is not None:
             self.clock.begin(self.device_of(action.work))
         self._run_action(action)
@@ -409,7 +413,8 @@ class Executor:
 
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
         name, ended_ns = action.work.title, time.perf_counter_ns()
-        self.traces.append(Trace(kind, name, action.micro_batch, action.queue, began_ns, ended_ns))
+        waited_ns = 0 if kind == "wait" else self.waited_ns - self._waited_before_ns
+        self.traces.append(Trace(kind, name, action.micro_batch, action.queue, began_ns, ended_ns, waited_ns))
 
 
 def _nothing() -> None:

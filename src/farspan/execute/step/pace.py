@@ -200,7 +200,7 @@ class Pace:
         self, keys: Sequence[_Key], ran: Sequence[Trace], marks: list[_Marks]
     ) -> Iterator[tuple[Sequence[_Key], Sequence[float], int]]:
         """Yields what the tasks of a step took, once that is known, and for how many steps it stands."""
-        of_host = [(each.end_ns - each.start_ns) / 1e9 for each in ran]
+        of_host = [(each.end_ns - each.start_ns - each.waited_ns) / 1e9 for each in ran]
         if not self._has_gpu:
             yield keys, of_host, 1
             return

@@ -24,6 +24,13 @@ class Trace:
     """The number of the worker's order in the schedule."""
     start_ns: int
     end_ns: int
+    waited_ns: int = 0
+    """The part of it in which a task waited for parameters that other groups hold."""
+
+    @property
+    def compute_ns(self) -> int:
+        """Returns the nanoseconds of it in which this rank computed."""
+        return 0 if self.kind == "wait" else self.end_ns - self.start_ns - self.waited_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +69,12 @@ class StepRecord:
     @property
     def compute_s(self) -> float:
         """Returns the seconds in which this rank computed."""
-        return sum(trace.end_ns - trace.start_ns for trace in self.traces if trace.kind != "wait") / 1e9
+        return sum(trace.compute_ns for trace in self.traces) / 1e9
 
     @property
     def wait_s(self) -> float:
-        """Returns the seconds in which this rank waited for messages of others."""
-        return sum(trace.end_ns - trace.start_ns for trace in self.traces if trace.kind == "wait") / 1e9
+        """Returns the seconds in which this rank waited for messages of others, and for parameters that they hold."""
+        return sum(trace.end_ns - trace.start_ns - trace.compute_ns for trace in self.traces) / 1e9
 
     @property
     def bubble(self) -> float:

@@ -85,6 +85,9 @@ def cut_batches(engine: Engine, model: nn.Module, plan: Plan, micro_batches: Any
     """
     if not any(map(keeps_statistics, model.modules())):  # of all rows of a batch
         engine.console.best_lanes = _worth_asking_for
+    batches = engine.recorder.batches
+    engine.console.may_cut = lambda: batches.may_be_cut
+    batches.is_number_chosen |= micro_batches == "auto"
     number: Any = plan.micro_batches
     if micro_batches == "auto" and number == 1:  # else the plan has it from an earlier run
 
@@ -94,9 +97,11 @@ def cut_batches(engine: Engine, model: nn.Module, plan: Plan, micro_batches: Any
         number = _Choice(engine, plan, note)
         if number.num_workers == 1:
             return
-    if number != 1:
-        for part in called_parts(model):
-            engine.recorder.batches.models[id(part)] = BatchedModel(part, number, engine.console.say)
+    for part in called_parts(model):
+        if number == 1:
+            batches.unseen.add(id(part))
+        else:
+            batches.models[id(part)] = BatchedModel(part, number, engine.console.say)
 
 
 def check_micro_batches(micro_batches: Any) -> None:

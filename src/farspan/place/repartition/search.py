@@ -97,7 +97,9 @@ class PlanSearch:
         """
         cluster, ranks = cluster_of_ranks(_in_steps(self.devices), self.links)
         graph = costed_graph(self.profile, cluster)
-        hints = dataclasses.replace(self.asked.hints, stages=len(ranks)).renumbered(ranks)
+        hints = dataclasses.replace(
+            self.asked.hints, stages=len(ranks), are_stages_given=self.asked.hints.stages is not None
+        ).renumbered(ranks)
         best = best_plan(
             graph,
             cluster,

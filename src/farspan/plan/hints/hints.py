@@ -47,6 +47,8 @@ class Hints:
     max_memory: str | float | Mapping[str, str | float] | None = None
     stages: int | None = None
     remat: bool | Sequence[str] | None = None
+    are_stages_given: bool = field(default=True, repr=False, compare=False)
+    """Whether `stages` is the user's, and no consequence of the number of ranks."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", _pins(self.pins))
@@ -142,8 +144,8 @@ class Hints:
         """
         if isinstance(self.max_memory, Mapping):
             sizes = cast("Mapping[str, float]", self.max_memory)
-            return f"max_memory={ {text: format_bytes(size) for text, size in sizes.items()} }"
-        return f"max_memory={format_bytes(cast(float, self.max_memory))!r}"
+            return f"max_memory={ {text: _in_words(size) for text, size in sizes.items()} }"
+        return f"max_memory={_in_words(cast(float, self.max_memory))!r}"
 
     def said(self) -> dict[str, Hints]:
         """Yields each hint in words, with all hints but that one."""
@@ -158,7 +160,7 @@ class Hints:
             found[f"{' and '.join(map(repr, group))} together"] = replace(self, together=rest)
         if self.max_memory is not None:
             found[self.memory_in_words()] = replace(self, max_memory=None)
-        if self.stages is not None:
+        if self.stages is not None and self.are_stages_given:
             found[f"stages={self.stages}"] = replace(self, stages=None)
         if self.remat is not None:
             found[f"remat={self.remat!r}"] = replace(self, remat=None)
@@ -215,7 +217,19 @@ def _rank(text: object) -> str:
     return format_place(place)
 
 
+class _Size(float):
+    """A size in bytes that was given as a text, which it is known by."""
+
+    text: str
+
+
+def _in_words(size: float) -> str:
+    return size.text if isinstance(size, _Size) else format_bytes(size)
+
+
 def _size(given: object) -> float:
+    if isinstance(given, _Size):
+        return given
     size = parse_amount(given, BYTES)
     if size is None or size <= 0:
         raise PlanError(
@@ -223,6 +237,9 @@ def _size(given: object) -> float:
             why="a size is a positive number of bytes, or a text with one of the units B, KiB, MiB, GiB, TiB, GB, ...",
             hint='max_memory="14GiB", or max_memory={"rank:0": "14GiB"}',
         )
+    if isinstance(given, str):
+        size = _Size(size)
+        size.text = given
     return size
 
 

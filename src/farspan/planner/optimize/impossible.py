@@ -111,12 +111,13 @@ def _with_smaller_batches(graph: CostedGraph, times: int) -> CostedGraph:
     return replace(graph, nodes=nodes, edges=edges)
 
 
-def in_the_way(hints: Hints, fits: Callable[[Hints], bool]) -> PlanError:
+def in_the_way(hints: Hints, fits: Callable[[Hints], bool], *, is_estimate: bool = False) -> PlanError:
     """Returns the error for hints that no plan keeps, where there is a plan without hints.
 
     Args:
         hints: The user's.
         fits: Whether there is a plan with others.
+        is_estimate: Whether of memory only parameters and their gradients are known.
     """
     said = hints.said()
     blocking = [words for words, others in said.items() if fits(others)]
@@ -131,8 +132,13 @@ def in_the_way(hints: Hints, fits: Callable[[Hints], bool]) -> PlanError:
     if hints.max_memory is not None and hints.memory_in_words() in blocking:
         more = _least_memory(hints, fits)
     if more is not None:
-        why += f"\nThe least with which there is one is about {more.memory_in_words()}."
-        helps = f"{more.memory_in_words()}, or {helps}"
+        if is_estimate:
+            least = more.memory_in_words()
+            why += f"\nParameters and gradients alone need about {least}, optimizer and activations more."
+            helps = f"several times that max_memory, or {helps}"
+        else:
+            why += f"\nThe least with which there is one is about {more.memory_in_words()}."
+            helps = f"{more.memory_in_words()}, or {helps}"
     return PlanError(
         f"no plan keeps the hint {blocking[0]}." if len(said) == 1 else f"no plan keeps all {len(said)} hints.",
         why=why,

@@ -84,6 +84,7 @@ def resolve(
         _check_alone(target, template)
     path = path_of(recorder, target)
     reason = f"what {unknown.name} gives depends on data"
+    has_backward = any(graph.backwards for graph in recorder.pending)
     with recorder.engine.broadcasting(unknown.raised):
         recorder.engine.flush(reason)
     arguments = [recorder.argument(tensor) for tensor in tensors]
@@ -104,6 +105,8 @@ def resolve(
         recorder.runs_each_backward |= entry.is_ordered
         # it may draw more, or fewer, the next time: dropout of no rows draws nothing
         draws_freely = recorder.draws.is_plain and (entry.is_random or may_draw_inside(target))
+        if draws_freely and has_backward:
+            recorder.engine.console.note_drawing(_described(target, unknown.name, call.where))
         if call.raised is None and not draws_freely:
             recorder.cache.resolve(target, template, metas, call.modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
@@ -238,6 +241,16 @@ def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
     for value, tensor in zip(call.outputs, outputs, strict=True):
         value.data = tensor
         call.segment.outputs[value] = None  # wanted, by whoever asked for the call
+
+
+def _described(target: Target, name: str, where: Any) -> str:
+    """Returns a call for people, with the line where its forward is written, or where the program has called it."""
+    if not isinstance(target, Leaf):
+        return f"{name} at {format_where(where)}"
+    kind = type(target.module)
+    code = getattr(kind.forward, "__code__", None)
+    line = "" if code is None else f", {code.co_filename}:{code.co_firstlineno}"
+    return f"{name} ({kind.__name__}{line})"
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from farspan.graph import Meta, Template
     from farspan.record.recording import Recording
 
-__all__ = ["BatchedModel", "ChoosesLanes", "call_batch", "called_parts"]
+__all__ = ["BatchedModel", "ChoosesLanes", "call_batch", "called_parts", "note_rows"]
 
 ChoosesLanes = Callable[[Sequence[RowsWork], int], int]
 """Gives the number of lanes for the work of a batch and its number of rows; 1 for a batch that is not worth cutting."""
@@ -82,6 +82,14 @@ def call_batch(recorder: Recording, module: nn.Module, call: Callable[..., Any],
         return call(*args, **kwargs)
     finally:
         recorder.batches.is_inside = False
+
+
+def note_rows(recorder: Recording, module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Note whether a model that is called as it is trains on batches, by its first call."""
+    batches = recorder.batches
+    if id(module) in batches.unseen and torch.is_grad_enabled() and module.training:
+        batches.unseen.remove(id(module))
+        batches.has_rows.append(_has_rows(flatten((args, kwargs))[1]))
 
 
 def called_parts(model: nn.Module) -> list[nn.Module]:
@@ -352,6 +360,16 @@ def _aside(recorder: Recording, function: Callable[..., Any], *args: Any) -> Any
 def _rows_of(tensors: Sequence[Any]) -> int:
     """Returns the size of the batch: of the first tensor that is given and has dimensions; 0 where there is none."""
     return next((int(item.shape[0]) for item in tensors if item.dim()), 0)
+
+
+def _has_rows(tensors: Sequence[Any]) -> bool:
+    """Returns whether what a model is given seems to be a batch that is large enough to be cut: a single vector of
+    numbers is none, nor are tensors of which no two agree in their first dimension."""
+    sizes = [int(item.shape[0]) for item in tensors if item.dim()]
+    if _rows_of(tensors) < 2 * _LEAST_ROWS:
+        return False
+    is_vector = len(sizes) == 1 and all(item.dim() < 2 and item.is_floating_point() for item in tensors)
+    return not is_vector and (len(sizes) == 1 or len(set(sizes)) < len(sizes))
 
 
 def _sizes(num_rows: int, num_lanes: int) -> list[int]:

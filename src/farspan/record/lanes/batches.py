@@ -56,6 +56,9 @@ class Batches:
         counts: While a lane is recorded of a model that makes its loss itself: what the mean of each loss is divided
             by, which the lane leaves out; None for a sum.
         has_numbers: Whether anything is computed. Where it is not, rules alone say that a batch may be cut.
+        is_number_chosen: Whether the number of lanes is not the program's to say: it has asked for "auto".
+        unseen: The ids of models that are called as they are, and have not been trained yet.
+        has_rows: Of each of the others, whether the tensors of its first training call seem to be a batch of rows.
     """
 
     models: dict[int, CutsBatches] = field(default_factory=dict[int, CutsBatches])
@@ -63,3 +66,14 @@ class Batches:
     is_inside: bool = False
     counts: list[float | None] | None = None
     has_numbers: bool = True
+    is_number_chosen: bool = False
+    unseen: set[int] = field(default_factory=set[int])
+    has_rows: list[bool] = field(default_factory=list[bool])
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Returns whether more lanes may be worth trying: that has not been tried in vain, nor chosen, and batches seem
+        to have rows."""
+        is_whole = any(model.reasons and not model.is_cut for model in self.models.values())
+        has_none = bool(self.has_rows) and not any(self.has_rows) and not self.models
+        return not (self.is_number_chosen or is_whole or has_none)

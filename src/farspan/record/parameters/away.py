@@ -10,6 +10,7 @@ again, a function of the user's own, the program itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ class Store(Protocol):
     """Whether the data that it gives are the parameters' own until all groups have written into theirs."""
 
     def fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]: ...
+    def note_gathering(self, duration_ns: int) -> None: ...
 
 
 class AwayParameter(torch.Tensor):
@@ -66,10 +68,13 @@ class AwayParameter(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, began_ns = kwargs or {}, time.perf_counter_ns()
         with DisableTorchFunction():
             view = _view_of(func, args, kwargs)
-            return _run(func, args, kwargs) if view is None else view
+            if view is None:
+                return _run(func, args, kwargs, began_ns)
+            view._store.note_gathering(time.perf_counter_ns() - began_ns)
+            return view
 
     def item(self) -> Any:
         return real_of(self).item()
@@ -94,8 +99,8 @@ class AwayParameter(torch.Tensor):
         return id(self)
 
 
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operation on the data."""
+def _run(func: Any, args: Any, kwargs: Any, began_ns: int) -> Any:
+    """Runs an operation on the data, which it was called with at `began_ns`: up to there it is no computing."""
     found: dict[int, AwayParameter] = {}
     _mapped((args, kwargs), lambda item: found.setdefault(id(item), item) if type(item) is AwayParameter else item)
     first = next(iter(found.values()))
@@ -110,6 +115,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     data = store.fetch(list(dict.fromkeys(item._name for item in found.values())))
     plain = {key: data[item._name].as_strided(*item._layout) for key, item in found.items()}
     new_args, new_kwargs = _mapped((args, kwargs), lambda item: plain.get(id(item), item))
+    store.note_gathering(time.perf_counter_ns() - began_ns)
     result = func(*new_args, **new_kwargs)
     if not is_written:
         return result
