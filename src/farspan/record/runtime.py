@@ -46,6 +46,12 @@ class Groups(Protocol):
     def end_write(self) -> None: ...
 
 
+class Console(Protocol):
+    """What the user sees of a run."""
+
+    def note_drawing(self, what: str) -> None: ...
+
+
 class Engine(Protocol):
     """Runs recorded graphs: the runtime's half of the recorder."""
 
@@ -57,6 +63,8 @@ class Engine(Protocol):
     def executor(self) -> GradientsOnTheWay: ...
     @property
     def groups(self) -> Groups: ...
+    @property
+    def console(self) -> Console: ...
     @property
     def parameters(self) -> Mapping[str, Placed]: ...
 

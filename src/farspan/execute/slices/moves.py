@@ -75,6 +75,10 @@ class Moves:
         """Of parameters that have come home, the slices that a backward may still bring gradients of, by name."""
         self._offered: Mapping[str, torch.Tensor] = {}
 
+    def note_gathering(self, duration_ns: int) -> None:
+        """Operations have waited so long for data, and sought which they need."""
+        self.engine.executor.waited_ns += duration_ns
+
     def fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Returns the data of parameters in slices, for this rank alone."""
         found: dict[str, torch.Tensor] = {}
