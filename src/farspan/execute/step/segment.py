@@ -321,9 +321,11 @@ def run_backward(
 
 def _check_passed(part: BackwardSegment) -> None:
     """Raise if gradient has come to what could not get any, for an earlier backward has been through what made it."""
-    leaves = {} if part.segment is None else part.segment.leaves
-    passed_on = {edge.key for edge in part.outgoing}
-    for call in [call for call in part.calls if type(call.target) is Leaf and call.target.is_resolved]:
+    calls = [call for call in part.calls if type(call.target) is Leaf and call.target.is_resolved]
+    if not calls or part.segment is None:
+        return
+    leaves, passed_on = part.segment.leaves, {edge.key for edge in part.outgoing}
+    for call in calls:
         for item in call.arguments or ():
             is_left = type(item) is Value and item in leaves and item not in passed_on
             if is_left and item.call is not None and raw_grad(leaves[item]) is not None:
