@@ -202,9 +202,8 @@ class Engine:
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
         draws = self.recorder.noted_draws.take()
-        self._history.begin_flush(
-            graphs, f"{reason}, at {format_where(where)}" if (where := find_where()) else reason, draws
-        )
+        where = find_where()
+        self._history.begin_flush(graphs, f"{reason}, at {format_where(where)}" if where else reason, draws)
         drawn_at, is_resolving = [position for _, _, position in draws], resolving is not None
         is_foreseen = resolving is None or resolving[0].entry.is_foreseen
         end, program, settings = self.losses.outlived(
@@ -247,9 +246,7 @@ class Engine:
             self.groups.note(graphs, program, start.data, ends_window=ends_window)
             self.executor.run(program, end.interruption, start)
             end.contribute(program)
-        if (
-            self.side.failure is None or self.lost is not None
-        ):  # else the waits raise it, unless all have ended the step
+        if self.side.failure is None or self.lost is not None:  # another rank's is raised by the waits, if they need it
             self.check()  # a device may have waited too long for what has just been read from it
         start.wait()
         if reports := end.wait():

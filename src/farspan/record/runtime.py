@@ -47,7 +47,7 @@ class Groups(Protocol):
 
 
 class Console(Protocol):
-    """What the user sees of a run."""
+    """The protocol of what is said to the user of a run."""
 
     def note_drawing(self, what: str) -> None: ...
 

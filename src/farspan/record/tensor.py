@@ -53,8 +53,9 @@ class LazyTensor(torch.Tensor):
     _twin_of: LazyTensor | None = None
     """The tensor of the same memory and shape that represents both (`memory.twins`)."""
     _is_torn = False
-    _is_written_through = False  # its memory was written, in place, while views of it were held
     """True if it has shared its memory with others and is a copy since, or they are: nothing may write into it."""
+    _is_written_through = False
+    """True if its memory has been written in place while others shared it."""
     _twins: list[Any] | None = None
     """Weak references to what this one stands for."""
     _farspan_shown_as: Any = None
@@ -388,7 +389,7 @@ def _recorder_in(args: Any, kwargs: Any) -> Any:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Returns the same number for all tensors of one memory."""
+    """Returns the same number for all tensors of one memory, also in a transformation of `torch.func`."""
     with DisableTorchFunction():
         has_memory = tensor.layout is torch.strided and not is_wrapped(tensor)
         return tensor.untyped_storage()._cdata if has_memory else id(tensor)

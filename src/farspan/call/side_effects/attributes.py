@@ -188,6 +188,11 @@ class HeldState:
         return found
 
 
+_COUNT_IN_A_BUFFER = (
+    'a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
+)
+
+
 @contextlib.contextmanager
 def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
@@ -213,8 +218,8 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
             why="a backward runs on one rank, and the other ranks would not see the change.",
-            hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
-            "in a module that a checkpoint computes again, change it outside of the checkpoint",
+            hint=_COUNT_IN_A_BUFFER
+            + "in a module that a checkpoint computes again, change it outside of the checkpoint",
         )
     if [buffer._version for buffer in buffers] != versions:
         raise RecordError(
@@ -245,8 +250,7 @@ def unchanged_as_before(leaf: Leaf) -> Iterator[None]:
         raise RecordError(
             f"{leaf.name}: its call changes {type(module).__name__}.{name}, and did not in its first calls.",
             why="data decide what it does, and the other ranks would not see the change.",
-            hint='a buffer, which they do see: self.register_buffer("count", torch.zeros(())), then self.count += 1;\n'
-            "or change it in every call",
+            hint=_COUNT_IN_A_BUFFER + "or change it in every call",
         )
 
 
