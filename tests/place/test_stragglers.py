@@ -295,7 +295,7 @@ def test_a_member_of_a_wide_stage(slowness: dict[str, Slowness]) -> None:
 
 def test_losses_that_are_read_in_the_loop(slowness: dict[str, Slowness]) -> None:
     """Each micro-batch is a flush of its own."""
-    slowness["of"] = slow_from(48)
+    slowness["of"] = slow_from(12)
     wanted, _ = train_reading(build(), 30)
     models = [build() for _ in range(2)]
     for losses, layers in run_threads(2, lambda rank: train_reading(farspan.distribute(models[rank]), 30)):

@@ -7,7 +7,6 @@ every rank                                            --- all have come ---   st
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,13 +15,11 @@ from torch import nn
 
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import as_laid_out
-from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, repartition
+from farspan.place.owners import ModelPlan, Move, can_go, moves, repartition
 from farspan.place.repartition.moved_states import MovedStates
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
-
-_FREE, _USED, _NEVER = b"free", b"used", b"never"
 
 
 def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | None:
@@ -41,12 +38,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
     found = moves(model, engine.recorder, plan)
     engine.masks.resolve()
     with engine.executing(), engine.console.said_if_slow("moving parameters") as progress:
-        may = _may_move(engine, model, found)
-        if may is None:
-            gc.collect()  # what was recorded refers to itself, and so to parameters
-            engine.agreement.barrier("the model may move")  # of ranks in one process, one collects for all
-            may = _may_move(engine, model, found)
-        if not may:
+        if not _may_move(engine, model, found):
             return None
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
         parameters = [move for move in found if move.item.is_parameter and move.stage is not None]
@@ -71,17 +63,13 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
     return moved_bytes
 
 
-def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool | None:
-    """Returns whether nothing uses, on any rank, what is to move; None where only garbage may."""
-    if any(item.hooked_at is not None for item in engine.parameters.values()):
-        vote = _NEVER
-    else:
-        is_free = is_free_of_recorded(model) and can_go(model, [move.item for move in found])
-        vote = _FREE if is_free else _USED
-    votes = engine.agreement.gather("may parameters move", vote)
-    if _NEVER in votes:
-        return False
-    return True if all(each == _FREE for each in votes) else None
+def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool:
+    """Returns whether nothing uses, on any rank, what is to move."""
+    may = (
+        all(item.hooked_at is None for item in engine.parameters.values())
+        and can_go(model, [move.item for move in found])
+    )
+    return all(map(bool, engine.agreement.gather("may parameters move", b"1" * may)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
