@@ -1,6 +1,6 @@
 """Repartitions a model in a running program: a new owner asks the old one for a parameter and what goes with it.
 
-every rank      which moves?   may I?  --- vote ---   all may
+every rank      which moves?   what uses it?  --- gather ---   nothing
 new owner                                             pulls value, gradient, optimizer state
 every rank                                            --- all have come ---   stub <-> tensor, new leaves
 """
@@ -14,39 +14,43 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from farspan.call.naming import format_where
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import as_laid_out
-from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, repartition
+from farspan.place.owners import ModelPlan, Move, moves, repartition
 from farspan.place.repartition.moved_states import MovedStates
+from farspan.place.repartition.users import what_uses
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
 
-_FREE, _USED, _NEVER = b"free", b"used", b"never"
+_HOOK = "hook: "
 
 
-def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | None:
+def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan, users: list[str]) -> int | None:
     """Give `model` the places of another plan; all ranks call it, between two steps.
 
     Args:
         engine: This rank's; nothing is recorded that has not run.
         model: A model that is placed.
-        sites: The new plan.
+        plan: The new one.
+        users: What still uses a parameter that would move is added, if anything does; the same on every rank.
 
     Returns:
-        Bytes of parameters that have gone to another rank; None where nothing has changed, since on some rank something
-        still uses a parameter that would.
+        Bytes of parameters that have gone to another rank; None where nothing has changed, since something still uses a
+        parameter that would.
     """
     engine.slices.come_home("the model is repartitioned")
     found = moves(model, engine.recorder, plan)
     engine.masks.resolve()
     with engine.executing(), engine.console.said_if_slow("moving parameters") as progress:
-        may = _may_move(engine, model, found)
-        if may is None:
+        user, is_hook = _user(engine, model, found)
+        if user and not is_hook:
             gc.collect()  # what was recorded refers to itself, and so to parameters
             engine.agreement.barrier("the model may move")  # of ranks in one process, one collects for all
-            may = _may_move(engine, model, found)
-        if not may:
+            user, _ = _user(engine, model, found)
+        if user:
+            users.append(user)
             return None
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
         parameters = [move for move in found if move.item.is_parameter and move.stage is not None]
@@ -71,17 +75,16 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
     return moved_bytes
 
 
-def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool | None:
-    """Returns whether nothing uses, on any rank, what is to move; None where only garbage may."""
-    if any(item.hooked_at is not None for item in engine.parameters.values()):
-        vote = _NEVER
+def _user(engine: Engine, model: nn.Module, found: Sequence[Move]) -> tuple[str, bool]:
+    """Returns what uses, on any rank, what is to move, "" for nothing; and whether that is a hook, no garbage."""
+    hooked = [item for item in engine.parameters.values() if item.hooked_at is not None]
+    if hooked:
+        own = f"{_HOOK}{hooked[0].name} has a hook, registered at {format_where(hooked[0].hooked_at)}"
     else:
-        is_free = is_free_of_recorded(model) and can_go(model, [move.item for move in found])
-        vote = _FREE if is_free else _USED
-    votes = engine.agreement.gather("may parameters move", vote)
-    if _NEVER in votes:
-        return False
-    return True if all(each == _FREE for each in votes) else None
+        own = what_uses(model, [move.item for move in found])
+    told = [text.decode() for text in engine.agreement.gather("what uses parameters", own.encode())]
+    user = max(told, key=lambda text: (text.startswith(_HOOK), bool(text)))
+    return user.removeprefix(_HOOK), user.startswith(_HOOK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
