@@ -314,10 +314,10 @@ class Console:
             return ""  # its ranks work side by side anyway
         code, line = most
         source = linecache.getline(code.co_filename, line).strip()
+        at = f"{source and f'{source}, '}at {format_where(most)}"
         return (
-            f"a value is read after each micro-batch ({f'{source}, ' if source else ''}at {format_where(most)}), so one "
-            "ends before the next one begins: keep the tensors (losses.append(loss.detach())) and read them after "
-            "optimizer.step(), and they overlap"
+            f"a value is read after each micro-batch ({at}), so one ends before the next one begins: keep the "
+            "tensors (losses.append(loss.detach())) and read them after optimizer.step(), and they overlap"
         )
 
     def _micro_batches_hint(self, busy_s: Sequence[float], num_micro_batches: int) -> str:
