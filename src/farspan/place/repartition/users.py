@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ from farspan.torch_private import (
 )
 
 __all__ = ["what_uses"]
+
+_MOST = 10_000
+"""Of a list that is looked through."""
 
 
 def what_uses(model: nn.Module, items: Iterable[Placed]) -> str:
@@ -55,7 +58,8 @@ def _user_of(item: Placed) -> str:
     """Returns what uses a parameter or buffer, by the name of a variable of the program where that is found."""
     with DisableTorchFunction():
         for where, name, held in _variables(sys._getframe(1)):
-            for each in tree_leaves(held):
+            is_large = isinstance(held, (list, tuple, dict)) and len(held) > _MOST  # data rather than what is kept
+            for each in [] if is_large else tree_leaves(held):
                 if each is not item.tensor and _is_of(each, item):
                     return f"the program's {name!r} ({where})"
     if has_weak_references(item.tensor):
@@ -71,7 +75,11 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, str, Any]]:
             where = format_where((code, frame.f_lineno))
             for name, held in [*_locals(frame).items(), *frame.f_globals.items()]:
                 yield where, name, held
-                own = {} if isinstance(held, (nn.Module, type, torch.Tensor)) else getattr(held, "__dict__", {})
+                own = (
+                    {}
+                    if isinstance(held, (nn.Module, type, torch.Tensor, ModuleType))
+                    else getattr(held, "__dict__", {})
+                )
                 for attribute, value in list(own.items()):
                     yield where, f"{name}.{attribute}", value
         frame = frame.f_back
