@@ -12,7 +12,7 @@ import torch
 from tests.support.launcher import TIMEOUT_S
 
 from farspan.call import naming
-from farspan.call.naming import find_where
+from farspan.call.naming import find_where, name_of
 
 PROGRAM = """
 import torch
@@ -47,3 +47,9 @@ def test_a_with_of_ours_is_at_the_users_line() -> None:
     with made["ours"]():
         pass
     assert made["found"][0][0].co_filename == __file__
+
+
+def test_functions_are_named_as_programs_write_them() -> None:
+    shape: Any = torch.Tensor.shape
+    functions = [torch.Tensor.topk, torch.topk, shape.__get__, torch.nn.functional.relu]
+    assert [name_of(each) for each in functions] == ["Tensor.topk", "torch.topk", "Tensor.shape", "relu"]

@@ -4,6 +4,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 
 import pytest
 from tests.support.side import LONG_S, SHORT_S, each, record, step
@@ -59,6 +60,18 @@ def test_a_failure_reaches_everyone_and_wakes_every_wait(ranks):
     assert not isinstance(own, RemoteError)
     assert channels[3].failure is None
     assert told[3] == []
+
+
+def test_who_has_failed_waits_until_the_others_know_and_not_for_what_they_do(ranks):
+    """Rank 0 stayed for four seconds, in silence, while another rank was in a long computation."""
+    channels = ranks(3)
+    channels[0].fail(ValueError("shapes do not match"))
+    began = time.monotonic()
+    channels[0].close(linger_s=LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    for channel in channels[1:]:  # at their leisure
+        with pytest.raises(RemoteError, match="rank 0 failed: ValueError: shapes do not match"):
+            channel.request(0, {}, LONG_S)
 
 
 @pytest.mark.parametrize("what", ["answer", "failure"])

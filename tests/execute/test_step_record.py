@@ -138,14 +138,57 @@ def test_a_training_step_ends_where_an_optimizer_steps(seed: int | None, reads: 
                 loss = model(torch.ones(2, 4)).sum()
                 loss.backward()
                 if reads:
-                    loss.item()
+                    loss.item()  # too early
             optimizer.step()
         console = engine().console
-        return console.num_training_steps, console.num_backward_runs >= 10, console._drawing_hint()
+        return console.num_training_steps, console.num_backward_runs >= 10, console._overlap_hint()
 
     for number, runs_earlier, hint in on_ranks(2, program):
         assert (number, runs_earlier) == (5, reads or seed is None)
-        assert ("1 (Drop, " in hint and f"{__file__}:" in hint and "seed=0" in hint) == (seed is None) == bool(hint)
+        assert ("1 (Drop, " in hint and f"{__file__}:" in hint and "seed=0" in hint) == (seed is None)
+        assert (f"(loss.item()  # too early, at {__file__}:" in hint and ", in program), so one ends" in hint) == reads
+        assert bool(hint) == (reads or seed is None)
+
+
+READ_ONCE = {
+    "of one micro-batch": (1, "after the backward"),
+    "after the step": (3, "after the step"),
+    "before the step": (3, "before the step"),
+    "in a closure": (1, "in a closure"),
+}
+
+
+@pytest.mark.parametrize("name", READ_ONCE)
+def test_a_value_that_is_read_where_no_micro_batch_follows_costs_nothing(name: str) -> None:
+    number, where = READ_ONCE[name]
+
+    def program(model: nn.Module) -> str:
+        farspan.distribute(model, measure=False)
+        optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+        if where == "in a closure":
+            optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> torch.Tensor:
+            loss = F.cross_entropy(model(X), Y)
+            loss.backward()
+            loss.item()
+            return loss
+
+        for _ in range(5):
+            losses: list[torch.Tensor] = []
+            for _ in range(number if where != "in a closure" else 0):
+                losses.append(F.cross_entropy(model(X), Y))
+                losses[-1].backward()
+                if where == "after the backward":
+                    losses[-1].item()
+            if where == "before the step":
+                sum(losses).item()  # type: ignore[union-attr]
+            optimizer.step(*[closure] * (where == "in a closure"))
+            if where == "after the step":
+                [loss.item() for loss in losses]
+        return engine().console._overlap_hint()
+
+    assert on_ranks(2, program) == ["", ""]
 
 
 def test_a_program_without_an_optimizer_has_a_training_step_for_each_backward_that_runs() -> None:

@@ -53,9 +53,42 @@ def test_a_script_that_asks_for_its_rank_is_told_that_there_is_one_process(job):
 
 
 def test_exit_code_is_the_culprit_s(job):
-    code, _, err = job.run("print('last words')\nif rank == 1: sys.exit(7)")
+    code, _, err = job.run("print('last words of rank', rank)\nif rank == 1: sys.exit(7)")
     assert code == 7
-    assert "rank 1 of 2 failed: exit code 7" in err and "last words" in err
+    assert "rank 1 of 2 failed: exit code 7" in err and "last words of rank 1" in err
+
+
+def test_what_all_ranks_say_before_sys_exit_is_shown_once(job):
+    script = "for i in range(3): print('step', i)\nif rank == 0: time.sleep(1)\nsys.exit('the data are bad')\n"
+    code, out, err = job.run(script)
+    assert code == 1 and out.count("step 2") == 1
+    assert err.count("the data are bad") == 1 and "step" not in err
+    assert "rank 0 of 2 failed: exit code 1.\n  Its own output is above." in err
+
+
+def test_what_one_rank_says_before_sys_exit_is_shown_without_the_lines_of_all(job):
+    script = "for i in range(3): print('step', i)\nif rank == 1: sys.exit('the data of rank 1 are bad')\n"
+    code, out, err = job.run(script)
+    assert code == 1 and out.count("step 2") == 1
+    assert "rank 1 of 2 failed: exit code 1.\n\nthe data of rank 1 are bad\n" in err and "step" not in err
+
+
+def test_a_killed_worker_of_the_data_on_each_rank_is_one_traceback(job):
+    """Each rank has workers of its own, and torch names their processes."""
+    script = """
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, number): os.kill(os.getpid(), 9)
+
+if rank == 0: time.sleep(1)
+list(DataLoader(Data(), num_workers=1))
+"""
+    code, _, err = job.run(script)
+    assert code == 1
+    assert err.count("in <module>\n    list(DataLoader(Data(), num_workers=1))") == 1
+    assert "rank 0 of 2 failed: exit code 1.\n  why   RuntimeError: DataLoader worker (pid" in err
 
 
 @pytest.mark.parametrize("leaves", [0, 1])

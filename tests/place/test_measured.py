@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,54 @@ def test_a_copy_is_named_where_it_keeps_the_model_in_its_place(shown: list[str])
     on_ranks(2, [SHORT_S] * 6, averaged, measure=True)
     (line,) = {text for text in shown if "stays" in text}
     assert line.startswith("the model stays where it began: the program has a copy of it (copy.deepcopy makes one, ")
+
+
+def keep_values(model: Any, kept: list[Any]) -> None:
+    kept.append(model(torch.ones(1, 8)).sum())
+
+
+def keep_data(model: Any, kept: list[Any]) -> None:
+    kept[:] = [item.data for item in model.parameters()]
+
+
+def keep_arrays(model: Any, kept: list[Any]) -> None:
+    kept[:] = [item.detach().numpy() for item in model.parameters()]
+
+
+def keep_in_a_module(model: Any, kept: list[Any]) -> None:
+    model[2].latest = model[1](torch.ones(1, 8))
+
+
+def hook_on(model: Any, kept: list[Any]) -> None:
+    model[0].layer.weight.register_hook(lambda gradient: gradient)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (keep_values, r"the program's 'kept' \(HERE:\d+, in keeping\) still uses 1.layer.weight, which would move"),
+        (keep_data, r"the program's 'kept' \(HERE:\d+, in keeping\) still uses 1.layer.weight, which would move"),
+        (keep_arrays, r"the program's 'kept' \(HERE:\d+, in keeping\) still uses 1.layer.weight, which would move"),
+        (keep_in_a_module, r"2.latest \(Slow\) still uses 1.layer.weight, which would move"),
+        (hook_on, r"0.layer.weight has a hook, registered at HERE:\d+, in hook_on"),
+    ],
+)
+def test_what_keeps_the_model_in_its_place_is_named(keep: Callable[..., None], said: str, shown: list[str]) -> None:
+    """By the name and the line that the user knows: a list of values, an attribute of a module, a hook."""
+
+    def keeping(model: nn.Module) -> None:
+        kept: list[Any] = []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(4):
+            keep(model, kept)
+            for _ in range(4):
+                model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+        engine().agreement.barrier("the end")
+
+    on_ranks(2, [*[SHORT_S] * 5, LONG_S], keeping, measure=True)
+    (line,) = {text for text in shown if "stays" in text}
+    assert re.fullmatch(f"the model stays where it began: {said}".replace("HERE", re.escape(__file__)), line)
 
 
 def wide_run(model: nn.Module) -> tuple[list[float], dict[str, Tensor], tuple[str, ...], str]:

@@ -36,10 +36,17 @@ def random_plan(model: nn.Module, generator: random.Random) -> Plan:
     return Plan(stages=tuple(stages), placement={name: generator.randrange(len(stages)) for name in units})
 
 
+def moved_bytes(model: nn.Module, plan: Plan) -> int | None:
+    users: list[str] = []
+    size_bytes = replace_plan(engine(), model, plan, users)
+    assert (size_bytes is None) is bool(users)
+    return size_bytes
+
+
 def train_moving(model: nn.Module, case: Case, seed: int, moved: list[int | None]) -> Any:
     farspan.distribute(model, plan=random_whole_plan(model, seed))
     generator = random.Random(seed)
-    engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+    engine().after_step.append(lambda: moved.append(moved_bytes(model, random_plan(model, generator))))
     return train(model, case)
 
 
@@ -130,7 +137,7 @@ def test_what_optimizers_share_sparse_gradients_and_layouts_go_along_or_stay() -
     def program(rank: int) -> Any:
         model = farspan.distribute(models[rank], plan=random_whole_plan(models[rank], 3))
         generator = random.Random(4)
-        engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+        engine().after_step.append(lambda: moved.append(moved_bytes(model, random_plan(model, generator))))
         return train_words(model)
 
     moved: list[int | None] = []
@@ -178,7 +185,7 @@ def test_gradients_and_optimizer_state_go_along(train_small: Callable[[nn.Module
     def program(rank: int) -> Any:
         model = farspan.distribute(models[rank], plan=random_whole_plan(models[rank], 3))
         generator = random.Random(3)
-        engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+        engine().after_step.append(lambda: moved.append(moved_bytes(model, random_plan(model, generator))))
         return train_small(model)
 
     moved: list[int | None] = []

@@ -109,8 +109,8 @@ _NOT_USERS = (
 program where one of them is in a `with`, or a model is copied."""
 
 
-_FUNCTIONS = "_VariableFunctionsClass."
-"""How torch's functions of the module `torch` begin."""
+_PREFIXES = {"_VariableFunctionsClass.": "torch.", "TensorBase.": "Tensor."}
+"""How torch's functions of the module `torch` and methods of tensors begin, and how people know them."""
 
 
 def name_of(function: Any) -> str:
@@ -119,7 +119,10 @@ def name_of(function: Any) -> str:
     if getattr(function, "__name__", "") == "__get__" and owner is not None:
         return f"Tensor.{owner.__name__}"
     name = getattr(function, "__qualname__", None) or str(function)
-    return f"torch.{name.removeprefix(_FUNCTIONS)}" if name.startswith(_FUNCTIONS) else name
+    for prefix, known in _PREFIXES.items():
+        if name.startswith(prefix):
+            return known + name[len(prefix) :]
+    return name
 
 
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)

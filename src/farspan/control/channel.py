@@ -264,7 +264,8 @@ class SideChannel:
         self._wait_for_others(lambda: self._all_finished, deadline_s, "to end their programs", {})
 
     def close(self, linger_s: float) -> None:
-        """Says goodbye. A rank in whose process the hub or a relay is waits until all below have done so or died.
+        """Says goodbye. A rank in whose process the hub or a relay is waits until all below have done so or died, or
+        know of a failure: what they do meanwhile may take as long as it likes.
 
         Args:
             linger_s: How long such a rank waits at most; ranks that still run then get a failure.
@@ -351,6 +352,7 @@ class SideChannel:
             self._show_history(header)
             return
         if kind == "failure":
+            self._link.send({"t": "heard"})  # the rank of the hub, which may have failed, need not wait for more
             self.take_failure(as_error(header))
             return
         if kind == "ended":

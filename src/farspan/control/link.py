@@ -96,7 +96,7 @@ class Server(Protocol):
     """The hub, or a relay, in this process."""
 
     def wait_ended(self, linger_s: float) -> bool:
-        """Waits until every rank below this one has said bye or died; False where `linger_s` ran out."""
+        """Waits until every rank below has said bye, died or heard of a failure; False where `linger_s` ran out."""
         ...
 
     def stop(self) -> None:

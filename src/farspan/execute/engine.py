@@ -47,6 +47,7 @@ from farspan.plan import Team
 from farspan.program.cache import Programs
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
+from farspan.record.runtime import VALUE_IS_READ
 from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 from farspan.torch_private import raw_grad, without_modes_of
@@ -225,7 +226,8 @@ class Engine:
             self.last_training_step = self.last_step
         self.values.advance()
         self.recorder.cache.flushed()
-        self.console.step_ended(self.last_step)
+        is_read = reason == VALUE_IS_READ and not self.values.optimizers.depth  # not in a closure, which ends anyway
+        self.console.step_ended(self.last_step, where if is_read else None)
 
     def _run(self, step: int, graphs: list[Graph], drawn_at: Any, *, is_resolving: bool, ends_window: bool) -> Ran:
         """Runs this rank's part of a step, until all ranks have run theirs."""
@@ -394,7 +396,7 @@ class Engine:
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
         if value.pending:
-            self.flush("a value is read")
+            self.flush(VALUE_IS_READ)
         if value.call is not None and value.data is None:
             check_computed(value)
         if value.data is None and value.ticket is not None:

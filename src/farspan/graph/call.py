@@ -337,7 +337,7 @@ class Segment:
         after that if it has been asked for before."""
         if not self._title and self.calls:
             ends = (self.calls[0], self.calls[-1])
-            first, last = (str(call.entry.name).removeprefix("TensorBase.") for call in ends)
+            first, last = (str(call.entry.name).removeprefix("Tensor.") for call in ends)
             self._title = first if first == last else f"{first} .. {last}"
         return self._title
 

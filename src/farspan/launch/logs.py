@@ -9,6 +9,7 @@ __all__ = [
     "TAIL_BYTES",
     "find_cause",
     "find_exception",
+    "find_last_words",
     "find_place",
     "find_word_of",
     "is_of_the_program",
@@ -34,6 +35,9 @@ _IGNORED = "Exception ignored in"
 """Python puts it before the traceback of what goes wrong in its own end."""
 _PREFIX = re.compile(r"^(?:\[rank\d+\]: ?)+")  # torch.distributed puts it before every line of a traceback
 
+_OF_WORKERS = re.compile(r"(DataLoader worker) \(pid.*")
+"""What torch says of a worker's end: killed, or, a moment later, exited unexpectedly."""
+
 
 def only_heard_of_it(log: str) -> bool:
     """Returns whether the last exception in a log is a RemoteError: this rank ended because another one failed."""
@@ -54,6 +58,16 @@ def find_exception(log: str) -> str:
     else:
         found = next((line for line in reversed(lines) if _OWN.match(line)), "")
     return "" if found.startswith(" ") else found.removeprefix(_CLASSES)
+
+
+def find_last_words(log: str) -> str:
+    """Returns the last exception in a log, or else its last line: equal for two ranks that have ended for one reason,
+    each with workers of its own.
+
+    >>> find_last_words("Traceback (most recent call last):\\nRuntimeError: DataLoader worker (pid 7) is killed")
+    'RuntimeError: DataLoader worker'
+    """
+    return _OF_WORKERS.sub(r"\1", find_exception(log) or next(reversed(_split_lines(log)), ""))
 
 
 def is_of_the_program(log: str) -> bool:
@@ -92,18 +106,17 @@ def find_cause(log: str, *, killed: bool, shown: str = "") -> str:
     Args:
         log: The end of what a rank wrote.
         killed: Whether a signal has ended it.
-        shown: What is on the console. Ranks print the same: of a killed one, the lines of a loop say nothing new.
+        shown: What is on the console. Ranks print the same: the last lines of a loop say nothing new.
     """
     lines = _split_lines(log)
     if killed:  # a traceback before a signal was an earlier one that was caught
         fault = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
         if fault is not None:
             return "\n".join(lines[fault:][:_MESSAGE_LINES])
-        known = {line.strip() for line in _split_lines(shown)}
-        return "\n".join(line for line in lines[-_TAIL_LINES:] if line.strip() and line.strip() not in known)
+        return _last_lines(lines, shown)
     start = next(reversed(_headers(lines)), None)
     if start is None:
-        return "\n".join(lines[-_TAIL_LINES:])
+        return _last_lines(lines, shown)
     first = _exception_line(lines, start)
     end = next((i for i in range(first, len(lines)) if lines[i].startswith(_IGNORED)), first + _MESSAGE_LINES)
     end = min(end, first + _MESSAGE_LINES)
@@ -114,6 +127,12 @@ def find_cause(log: str, *, killed: bool, shown: str = "") -> str:
         start = earlier
     more = ["..."] if end < len(lines) else []
     return "\n".join(lines[start:end] + more)
+
+
+def _last_lines(lines: Sequence[str], shown: str) -> str:
+    """Returns those of the last lines that are not on the console."""
+    known = {line.strip() for line in _split_lines(shown)}
+    return "\n".join(line for line in lines[-_TAIL_LINES:] if not shown or line.strip() not in {"", *known})
 
 
 def _split_lines(log: str) -> list[str]:

@@ -167,7 +167,8 @@ class _FirstSteps:
             with engine.executing(), engine.console.said_if_slow("searching for a plan"):
                 self.found = self._find()
         plan, said = self.found
-        moved_bytes = replace_plan(engine, self.model, plan)
+        users: list[str] = []
+        moved_bytes = replace_plan(engine, self.model, plan, users)
         self.num_tries += 1
         if moved_bytes is not None:
             engine.after_step.remove(self.step_over)
@@ -177,7 +178,7 @@ class _FirstSteps:
                 said += f"; {format_bytes(moved_bytes)} of parameters moved"
             self.watch.settle(plan, said, is_searchable=True, search=self.search)
         elif self.num_tries == _MOST_TRIES:
-            self._end("the model stays where it began: something still uses parameters that would move")
+            self._end(f"the model stays where it began: {users[0]}")
 
     def interrupted(self) -> None:
         """A step has ended with an exception that the program catches: what was measured is not of whole steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,21 +22,16 @@ from farspan.record.recording import Recording
 from farspan.record.surgery.derived import cut_from_parameters
 from farspan.record.surgery.real import become_real, without_weak_references
 from farspan.record.team.team_tensor import SplitStage
-from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.record.tensor import StubParameter
 from farspan.torch_private import (
     DisableTorchFunction,
-    has_memory_of_its_own,
-    has_other_users,
     is_memory_of_others,
-    tree_leaves,
 )
 
 __all__ = [
     "Move",
     "ModelPlan",
     "buffers_of_leaves",
-    "can_go",
-    "is_free_of_recorded",
     "moves",
     "place",
     "repartition",
@@ -153,25 +148,6 @@ def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
         elif plan.stages[stage] != item.stage:
             found.append(Move(item=item, stage=stage, is_needed=plan.is_mine(stage) and not item.is_owned))
     return found
-
-
-def can_go(model: nn.Module, items: Iterable[Placed]) -> bool:
-    """Returns whether `items` of `model` can change places: nothing else refers to them, or to their memory, on this
-    rank."""
-    with without_weak_references(model):
-        return not any(
-            has_other_users(item.tensor) or (item.is_owned and not has_memory_of_its_own(item.tensor)) for item in items
-        )
-
-
-def is_free_of_recorded(model: nn.Module) -> bool:
-    """Returns whether no module of `model` has a recorded tensor for an attribute or a buffer: such a one has its
-    place."""
-    return not any(
-        isinstance(each, LazyTensor)
-        for module in model.modules()
-        for each in tree_leaves([*vars(module).values(), module._buffers])
-    )
 
 
 def repartition(

@@ -74,16 +74,11 @@ def _check_buffers(model: nn.Module, plan: ModelPlan) -> None:
     )
 
 
-def replace_plan(engine: Engine, model: nn.Module, plan: Plan) -> int | None:
-    """Give `model` other places, between two steps; all ranks call it with equal plans.
-
-    Returns:
-        Bytes of parameters that have gone to another rank; None where nothing has changed, since something still uses a
-        parameter that would.
-    """
+def replace_plan(engine: Engine, model: nn.Module, plan: Plan, users: list[str]) -> int | None:
+    """Give `model` other places, between two steps; all ranks call it with equal plans: `place_elsewhere`."""
     resolved = _resolved(engine, model, plan, may_idle=True)
     again = _computed_again(model, plan)
-    moved_bytes = place_elsewhere(engine, model, resolved)
+    moved_bytes = place_elsewhere(engine, model, resolved, users)
     if moved_bytes is not None:
         _follow(engine, plan)
         engine.executor = engine.plain_executor()

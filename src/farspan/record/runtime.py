@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.graph import Backward, Call, Edge, Meta, Value
 
-__all__ = ["Engine"]
+__all__ = ["VALUE_IS_READ", "Engine"]
+
+VALUE_IS_READ = "a value is read"
+"""Why what is recorded runs, where the program asks for data."""
 
 
 class GradientsOnTheWay(Protocol):

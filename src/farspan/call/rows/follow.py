@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -70,10 +71,12 @@ class Follow(TorchDispatchMode):
         rows: The symbol for the number of rows.
         outside: Ids of tensors that are replaced by others without data: they must not be used themselves, for only
             some ranks have their data.
+        place: Says where in the model's code an operation is.
     """
 
-    def __init__(self, rows: Any, outside: Collection[int] = ()) -> None:
+    def __init__(self, rows: Any, outside: Collection[int] = (), place: Callable[[], str] = str) -> None:
         super().__init__()
+        self._place = place
         self.rows = rows
         self.outside = outside
         self.is_random = False
@@ -98,6 +101,8 @@ class Follow(TorchDispatchMode):
         """Say how rows lie in a tensor."""
         if id(tensor) not in self._layouts:
             self._sharing.setdefault(storage_id(tensor), []).append(tensor)
+        if isinstance(layout, Mixed) and layout.where is None:
+            layout = dataclasses.replace(layout, where=self._place())
         self._layouts[id(tensor)] = layout
 
     def of(self, item: Any) -> Layout:
@@ -109,7 +114,9 @@ class Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(id(item) in self.outside for item in tensors_in((args, kwargs))):
-            self.error = self.error or RowsError("it uses a parameter that its modules do not hold under a name")
+            self.error = self.error or RowsError(
+                f"it uses a parameter that its modules do not hold under a name{self._place()}"
+            )
         with self:
             result = decomposed(func, args, kwargs)
         if result is not NotImplemented:

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,9 +59,10 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Rows depend on each other, or may; says by what."""
+    """Rows depend on each other, or may; says by what, and where in the model's code that was found."""
 
     why: str
+    where: str | None = field(default=None, compare=False)
 
 
 Layout = Replicate | Shard | Partial | Mixed

@@ -26,10 +26,11 @@ from farspan.call.leaf import LeakError, Placed
 from farspan.call.module_tables import Tables
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.rows.follow import Follow, RowsError
-from farspan.call.rows.layout import Layout, Partial, Replicate, Shard
+from farspan.call.rows.layout import Layout, Mixed, Partial, Replicate, Shard
 from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.registered import Registered, torch_tables_kept
 from farspan.call.surroundings.around import nothing_changed_around
+from farspan.call.wire.users_line import place_now, place_of_error
 from farspan.graph import Meta
 from farspan.torch_private import (
     SYMBOLS,
@@ -107,7 +108,7 @@ def follow_rows(
         for place in varying:
             given[place] = symbols.make(numbers.values[place], is_size=place >= numbers.first_size)
         template, changed = numbers.with_others(metas, given)
-        follow = Follow(rows, {id(item.tensor) for item in placed})
+        follow = Follow(rows, {id(item.tensor) for item in placed}, lambda: place_now(follow_rows.__code__))
         try:
             return _followed(module, placed, template, changed, positions, losses, symbols, follow)
         except Exception as error:  # whatever the model raises where sizes are symbols and there are no data
@@ -115,12 +116,12 @@ def follow_rows(
 
 
 def _as_rows_error(error: Exception) -> RowsError:
-    if isinstance(error, RowsError):
-        return error
-    if isinstance(error, LeakError):
-        return RowsError(error.what)
-    first = str(error).strip().splitlines()
-    return RowsError(f"it cannot be followed without data ({type(error).__name__}: {first[0] if first else ''})")
+    if isinstance(error, (RowsError, LeakError)):
+        what = str(error) if isinstance(error, RowsError) else error.what.rstrip(".")
+    else:
+        first = str(error).strip().splitlines()
+        what = f"it cannot be followed without data ({type(error).__name__}: {first[0] if first else ''})"
+    return RowsError(what + place_of_error(error))
 
 
 def _followed(
@@ -254,8 +255,9 @@ def _check_gradients(
 
 
 def _reason(layout: Layout, what: str) -> str:
-    why = getattr(layout, "why", "")
-    return f"the rows of a batch mix, or may mix, in {why}" if why else f"{what} does not follow the rows of the batch"
+    if isinstance(layout, Mixed):
+        return f"the rows of a batch mix, or may mix, in {layout.why}{layout.where or ''}"
+    return f"{what} does not follow the rows of the batch"
 
 
 def _assumed(symbols: Symbols) -> Callable[[Sequence[int]], bool]:

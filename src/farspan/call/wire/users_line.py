@@ -7,7 +7,10 @@ tracebacks end where the call was recorded, and it holds no frame: frames hold w
 from __future__ import annotations
 
 import linecache
-from types import FrameType
+import sys
+import traceback
+from collections.abc import Sequence
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -19,7 +22,7 @@ from farspan.launch.raised.tracebacks import NOTE
 if TYPE_CHECKING:
     from farspan.graph import Call
 
-__all__ = ["note_line", "note_line_of_backward"]
+__all__ = ["describe", "note_line", "note_line_of_backward", "place_now", "place_of_error"]
 
 
 def note_line(error: BaseException, call: Call) -> None:
@@ -32,7 +35,7 @@ def note_line(error: BaseException, call: Call) -> None:
     if _is_noted(error):
         return
     module = getattr(call.target, "module", None)
-    outer = str(call.entry.name) if module is None else _describe(module)
+    outer = str(call.entry.name) if module is None else describe(module)
     inner, line = _innermost(error, outer)
     if not line:
         line = _line_text(call.where)
@@ -60,15 +63,40 @@ def _is_noted(error: BaseException) -> bool:
     return any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
 
 
+def place_of_error(error: BaseException) -> str:
+    """Returns where in a model's code an exception was raised: ", in blocks.1 (Block) at train.py:6, ..."."""
+    return _said(*_innermost(error, ""))
+
+
+def place_now(outermost: CodeType) -> str:
+    """Returns where in a model's code this is, as `place_of_error` does.
+
+    Args:
+        outermost: The function of ours that has called the model.
+    """
+    frames: list[tuple[FrameType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return _said(*_innermost_of(frames[::-1], ""))
+
+
+def _said(inner: str, line: str) -> str:
+    return f"{inner and f', in {inner}'}{line and (' at ' if inner else ', at ')}{line}"
+
+
 def _innermost(error: BaseException, outer: str) -> tuple[str, str]:
     """Returns the module in which the user's innermost line is, and the line; "" for what there is not."""
-    trace, line, inner, latest = error.__traceback__, "", "", outer
-    while trace is not None:
-        frame = trace.tb_frame
+    return _innermost_of([(each, number) for each, number in traceback.walk_tb(error.__traceback__)], outer)
+
+
+def _innermost_of(frames: Sequence[tuple[FrameType, int]], outer: str) -> tuple[str, str]:
+    line, inner, latest = "", "", outer
+    for frame, number in frames:
         latest = _module_of(frame) or latest
         if is_users_file(frame.f_code.co_filename):
-            line, inner = _line_text((frame.f_code, trace.tb_lineno)), latest
-        trace = trace.tb_next
+            line, inner = _line_text((frame.f_code, number)), latest
     return inner or latest, line
 
 
@@ -78,10 +106,11 @@ def _module_of(frame: FrameType) -> str:
     if not code.co_argcount or code.co_varnames[0] != "self":
         return ""
     module = frame.f_locals.get("self")
-    return _describe(module) if isinstance(module, nn.Module) and name_of_module(module) is not None else ""
+    return describe(module) if isinstance(module, nn.Module) and name_of_module(module) is not None else ""
 
 
-def _describe(module: nn.Module) -> str:
+def describe(module: nn.Module) -> str:
+    """Returns a module's name in its model, and its class."""
     return f"{name_of_module(module) or 'the model'} ({type(module).__name__})"
 
 

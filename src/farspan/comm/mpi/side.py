@@ -91,11 +91,11 @@ class MpiHub:
         self._thread.start()
 
     def wait_ended(self, linger_s: float) -> bool:
-        """Waits until every rank below this one has said bye; False where `linger_s` ran out."""
+        """Waits until every rank below this one has said bye or heard of a failure; False where `linger_s` ran out."""
         others = {*self._node.ranks} - {self._node.rank}
         with self._ends:
             return self._ends.wait_for(
-                lambda: others <= self._node.ended | self._node.died or self._is_over,
+                lambda: others <= self._node.ended | self._node.died | self._node.heard or self._is_over,
                 min(linger_s, threading.TIMEOUT_MAX),
             )
 
@@ -139,7 +139,7 @@ class MpiHub:
             _log.warning("side channel: rank %d sent %r: %r", source, frame.header.get("t"), error)
             messages = self._node.on_gone(source)
         self._deliver(messages)
-        if frame.header.get("t") in ("bye", "gone"):
+        if frame.header.get("t") in ("bye", "gone", "heard"):
             with self._ends:
                 self._ends.notify_all()
 

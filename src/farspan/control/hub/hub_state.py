@@ -77,6 +77,8 @@ class Hub:
         """Ranks that have said bye; also in `finished`."""
         self.died: set[int] = set()
         """Ranks whose connection closed without a goodbye."""
+        self.heard: set[int] = set()
+        """Ranks that know of a failure."""
         self.failed = False
         self._speakers = Speakers(0, world_size)
         self._rounds = Rounds(world_size)
@@ -110,6 +112,9 @@ class Hub:
             return self.on_joined(rank)
         if kind == "gone":
             return self._on_lost(rank, set(self._speakers.many(rank, header)))
+        if kind == "heard":
+            self.heard.add(rank)
+            return []
         if kind == "bye":
             self.ended.add(rank)
             ended = [] if self._have_all_finished else [Message(None, {"t": "ended", "rank": rank})]

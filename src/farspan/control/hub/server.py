@@ -122,11 +122,11 @@ class HubServer:
         return cls(Relay(rank, world_size), secret, bind_address, uplink)
 
     def wait_ended(self, linger_s: float) -> bool:
-        """Waits until every rank below this one has said bye or died; False where `linger_s` ran out."""
+        """Waits until every rank below has said bye, died or heard of a failure; False where `linger_s` ran out."""
         others = {*self._node.ranks} - {self._node.rank}
         with self._ends:
             return self._ends.wait_for(
-                lambda: others <= self._node.ended | self._node.died or self._stopped,
+                lambda: others <= self._node.ended | self._node.died | self._node.heard or self._stopped,
                 min(linger_s, threading.TIMEOUT_MAX),
             )
 
@@ -283,7 +283,7 @@ class HubServer:
             _log.warning("side channel: rank %d sent %r: %r", rank, frame.header.get("t"), error)
             self._drop(conn)
             return
-        if frame.header.get("t") in ("bye", "gone"):
+        if frame.header.get("t") in ("bye", "gone", "heard"):
             with self._ends:
                 self._ends.notify_all()
 

@@ -37,6 +37,7 @@ class Node(Protocol):
         world_size: How many there are in all.
         joined: Ranks that have connected to it.
         ended: Ranks below it that have said bye.
+        heard: Ranks below it that know of a failure, and so need nothing more.
         died: Ranks below it whose connection, or that of a rank above them, closed without a goodbye.
     """
 
@@ -45,6 +46,7 @@ class Node(Protocol):
     joined: set[int]
     ended: set[int]
     died: set[int]
+    heard: set[int]
 
     @property
     def ranks(self) -> Sequence[int]: ...

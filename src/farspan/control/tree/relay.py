@@ -43,6 +43,7 @@ class Relay:
         self.joined: set[int] = set()
         self.ended: set[int] = set()
         self.died: set[int] = set()
+        self.heard: set[int] = set()
         self.failed = False
         self._has_parent = True
         self._speakers = Speakers(rank, world_size)
@@ -64,6 +65,8 @@ class Relay:
             return [Message((speaker,), {"t": "noted"})]
         if kind == "bye":
             self.ended.add(speaker)
+        elif kind == "heard":
+            self.heard.add(speaker)
         elif kind == "gone":
             self.died.update(self._speakers.many(rank, header))
         header = {**header, "from": speaker}

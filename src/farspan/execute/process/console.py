@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import linecache
 import logging
 import os
 import platform
@@ -13,10 +14,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from farspan import settings
+from farspan.call.naming import format_where
 from farspan.control.channel import SideChannel
 from farspan.errors import LaunchError
 from farspan.execute.process.summary import LEAST_TIMES, Ranks, StepTime, describe_run, median_busy_s, num_cores
@@ -109,6 +112,10 @@ class Console:
         self._is_step_open = False
         self._drawing: dict[str, int] = {}
         """How often what is recorded ran before a module that decides by what it draws, after a backward."""
+        self._read_at: Any = None
+        """The program's line whose reading has ended the last backward of the training step that goes on."""
+        self._reading: dict[Any, int] = {}
+        """By such a line, how often the step has gone on behind it."""
 
     @property
     def _speaks(self) -> bool:
@@ -153,9 +160,9 @@ class Console:
         """Let rank 0 say what is done in the body, and how far it is, where it takes longer than a few seconds."""
         return said_if_slow(what, self.warn if self._speaks else None, self.side.waits.describe_other)
 
-    def step_ended(self, record: StepRecord) -> None:
+    def step_ended(self, record: StepRecord, read_at: Any = None) -> None:
         """What was recorded has run, a training step or a part of one; in some of these all ranks give their timelines
-        and rank 0 writes the report.
+        and rank 0 writes the report. It has run for the program reads a value at the line `read_at`, if that is known.
         """
         if not self.is_counting:
             return
@@ -166,7 +173,9 @@ class Console:
             self._add_time(record)
         if not record.has_backward:
             return
-        self._is_step_open = self._has_optimizer
+        if self._read_at is not None and not is_first:
+            self._reading[self._read_at] = self._reading.get(self._read_at, 0) + 1
+        self._is_step_open, self._read_at = self._has_optimizer, read_at
         if self._status is not None:
             self._note(self._status, record)
         if not is_first:
@@ -175,7 +184,7 @@ class Console:
             self._compare(record)
             if record.exchange is not None:
                 number = max(record.num_micro_batches, self._num_before)
-                hint = self._drawing_hint() or self._micro_batches_hint(record.exchange.busy_s(), number)
+                hint = self._overlap_hint() or self._micro_batches_hint(record.exchange.busy_s(), number)
                 if hint:
                     self.say(hint)
         if not self.report_path or self.num_training_steps not in self.reported_steps:
@@ -254,7 +263,7 @@ class Console:
             may_cut=self.may_cut(),
         )
         times = [each for each in self._times if len(each.busy_s) == len(self._times[-1].busy_s)]
-        hint = self._drawing_hint() or self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
+        hint = self._overlap_hint() or self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
         for line in describe_run(self.num_training_steps, times, ranks, hint):
             self.warn(line)
 
@@ -289,15 +298,26 @@ class Console:
             text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
 
-    def _drawing_hint(self) -> str:
-        """Returns how micro-batches would overlap that end because a module decides by what it draws; "" where that is
-        not often so."""
-        most = max(self._drawing, key=self._drawing.__getitem__, default="")
-        if not most or self._drawing[most] < self.num_training_steps // 2:
+    def _overlap_hint(self) -> str:
+        """Returns how micro-batches would overlap that end because a module decides by what it draws, or because the
+        program reads a value; "" where neither is often so."""
+        counts: dict[Any, int] = {**self._drawing, **self._reading}
+        most: Any = max(counts, key=counts.__getitem__, default="")
+        if not most or counts[most] < self.num_training_steps // 2:
             return ""
+        if most in self._drawing:
+            return (
+                f"{most} decides by what it draws, so a micro-batch ends before the next one begins: "
+                "farspan.distribute(model, seed=0) lets them overlap (it draws other numbers, the same for every plan)"
+            )
+        if self.plan is None or len(self.plan.stages) == 1 or any(map(self.plan.is_split, range(self.plan.num_stages))):
+            return ""  # its ranks work side by side anyway
+        code, line = most
+        source = linecache.getline(code.co_filename, line).strip()
+        at = f"{source and f'{source}, '}at {format_where(most)}"
         return (
-            f"{most} decides by what it draws, so a micro-batch ends before the next one begins: "
-            "farspan.distribute(model, seed=0) lets them overlap (it draws other numbers, the same for every plan)"
+            f"a value is read after each micro-batch ({at}), so one ends before the next one begins: keep the "
+            "tensors (losses.append(loss.detach())) and read them after optimizer.step(), and they overlap"
         )
 
     def _micro_batches_hint(self, busy_s: Sequence[float], num_micro_batches: int) -> str:

@@ -36,7 +36,7 @@ __all__ = ["fail_at_end", "watch_end"]
 
 _LINGER_S = 10.0
 _LINGER_AFTER_FAILURE_S = 4.0
-"""The others know of the failure; one that is stopped would keep all of them."""
+"""Until the others know of the failure, which takes them no time; one that is stopped would keep all of them."""
 _ENDING_S = 5.0
 """How long the end of a process that has failed may take."""
 _SEEING_S = 1.0

@@ -12,6 +12,7 @@ from farspan.launch.job import Job
 from farspan.launch.logs import (
     find_cause,
     find_exception,
+    find_last_words,
     find_place,
     find_word_of,
     is_of_the_program,
@@ -105,12 +106,13 @@ def _has_raised(rank: Started) -> bool:
 
 
 def _shown_already(culprit: Started, failed: Sequence[Started]) -> Started:
-    """Returns the rank with the console, if it has ended with the same exception: its traceback is to be seen there."""
-    if not culprit.has_console and culprit.returncode == _CODE_OF_EXCEPTION and not culprit.lost:
-        said = find_exception(culprit.read_tail())
+    """Returns the rank with the console, if it has ended with the same exception, or with the same code and last line:
+    that is to be seen there."""
+    if not culprit.has_console and culprit.returncode > 0 and not culprit.lost:
+        said = find_last_words(culprit.read_tail())
         for rank in failed:
             if rank.has_console and rank.returncode == culprit.returncode and said:
-                return rank if find_exception(rank.read_tail()) == said else culprit
+                return rank if find_last_words(rank.read_tail()) == said else culprit
     return culprit
 
 
@@ -147,7 +149,7 @@ def _find_said(job: Job, culprit: Started) -> str:
         return ""
     was_killed = culprit.returncode < 0 and culprit.returncode != -signal.SIGABRT
     console = "".join(rank.read_tail() for rank in job.ranks if rank.has_console)
-    said = find_cause(culprit.read_tail(), killed=was_killed, shown=console if was_killed else "")
+    said = find_cause(culprit.read_tail(), killed=was_killed, shown=console)
     return _without_difference(said, console)
 
 

@@ -1,6 +1,6 @@
 """Repartitions a model in a running program: a new owner asks the old one for a parameter and what goes with it.
 
-every rank      which moves?   may I?  --- vote ---   all may
+every rank      which moves?   what uses it?  --- gather ---   nothing
 new owner                                             pulls value, gradient, optimizer state
 every rank                                            --- all have come ---   stub <-> tensor, new leaves
 """
@@ -13,32 +13,37 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from farspan.call.naming import format_where
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import as_laid_out
-from farspan.place.owners import ModelPlan, Move, can_go, moves, repartition
+from farspan.place.owners import ModelPlan, Move, moves, repartition
 from farspan.place.repartition.moved_states import MovedStates
+from farspan.place.repartition.users import what_uses
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
 
 
-def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | None:
+def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan, users: list[str]) -> int | None:
     """Give `model` the places of another plan; all ranks call it, between two steps.
 
     Args:
         engine: This rank's; nothing is recorded that has not run.
         model: A model that is placed.
-        sites: The new plan.
+        plan: The new one.
+        users: What still uses a parameter that would move is added, if anything does; the same on every rank.
 
     Returns:
-        Bytes of parameters that have gone to another rank; None where nothing has changed, since on some rank something
-        still uses a parameter that would.
+        Bytes of parameters that have gone to another rank; None where nothing has changed, since something still uses a
+        parameter that would.
     """
     engine.slices.come_home("the model is repartitioned")
     found = moves(model, engine.recorder, plan)
     engine.masks.resolve()
     with engine.executing(), engine.console.said_if_slow("moving parameters") as progress:
-        if not _may_move(engine, model, found):
+        user = _user(engine, model, found)
+        if user:
+            users.append(user)
             return None
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
         parameters = [move for move in found if move.item.is_parameter and move.stage is not None]
@@ -63,13 +68,15 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
     return moved_bytes
 
 
-def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool:
-    """Returns whether nothing uses, on any rank, what is to move."""
-    may = (
-        all(item.hooked_at is None for item in engine.parameters.values())
-        and can_go(model, [move.item for move in found])
-    )
-    return all(map(bool, engine.agreement.gather("may parameters move", b"1" * may)))
+def _user(engine: Engine, model: nn.Module, found: Sequence[Move]) -> str:
+    """Returns what uses, on the first rank where something does, what is to move; "" for nothing."""
+    hooked = [item for item in engine.parameters.values() if item.hooked_at is not None]
+    if hooked:
+        own = f"{hooked[0].name} has a hook, registered at {format_where(hooked[0].hooked_at)}"
+    else:
+        own = what_uses(model, [move.item for move in found])
+    told = [text.decode() for text in engine.agreement.gather("what uses parameters", own.encode())]
+    return next(filter(None, told), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

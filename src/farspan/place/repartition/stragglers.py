@@ -161,7 +161,8 @@ class Watch:
         if not decision.is_new:
             self._accept(change, decision.said, decision)
             return
-        moved_bytes = replace_plan(engine, self.model, decision.plan)
+        users: list[str] = []
+        moved_bytes = replace_plan(engine, self.model, decision.plan, users)
         self._num_tries += 1
         if moved_bytes is not None:
             moved = f"{decision.said}; {format_bytes(moved_bytes)} of parameters moved"
@@ -169,7 +170,7 @@ class Watch:
             self._accept(change, moved, decision)
             self._show(decision.plan)
         elif self._num_tries == _MOST_TRIES:
-            self._say(change, "the plan stays as it is, for now: something still uses parameters that would move")
+            self._say(change, f"the plan stays as it is, for now: {users[0]}")
             self._forget_change()
             self._slowdowns.begin_again(self._hold_s)
 

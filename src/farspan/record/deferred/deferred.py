@@ -39,6 +39,7 @@ from farspan.record.memory.twins import put_value
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.results import answer
 from farspan.record.ops.views import Through, write_through
+from farspan.record.runtime import VALUE_IS_READ
 from farspan.record.tensor import LazyTensor, plain_versions
 from farspan.record.unrecorded import plainly
 
@@ -245,7 +246,7 @@ class Deferred:
         """Compute a value here, of what other ranks have."""
         call: Any = value.call
         if call.results is None and not is_ready(call):
-            self.recorder.engine.flush("a value is read")
+            self.recorder.engine.flush(VALUE_IS_READ)
             if not self.can_read(value):
                 return self.recorder.engine.read(value)
         return self.computing.compute(call)[value.index]

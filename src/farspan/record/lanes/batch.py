@@ -21,6 +21,7 @@ from farspan.call.infer.entry import meta_of
 from farspan.call.infer.symbolic import Numbers
 from farspan.call.leaf import Placed, TraceError
 from farspan.call.module_tables import has_user_hooks
+from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.rows.follow import RowsError
@@ -28,6 +29,7 @@ from farspan.call.rows.trace import SAME, RowsApart, follow_rows
 from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.attributes import own_attributes
 from farspan.call.side_effects.rehearsal import rehearsed
+from farspan.call.wire.users_line import describe, place_of_error
 from farspan.launch.rank.interrupts import signals_held
 from farspan.record.lanes.batches import Lanes, NotInLanesError
 from farspan.record.lanes.examination import Lane, counting, cut_tensors, difference
@@ -237,7 +239,8 @@ class BatchedModel:
     def note_part(self, module: nn.Module) -> None:
         """A module is called by itself: if it is a part of this model, which is not called as a whole, say so."""
         if not self._has_cut and not self.reasons and any(part is module for part in self.model.modules()):
-            self._note("parts of the model are called by themselves")
+            where = format_where(find_where())
+            self._note(f"parts of the model are called by themselves: {describe(module)} at {where}")
 
     def _note(self, reason: str) -> None:
         """Say, once, why batches are not cut."""
@@ -278,7 +281,7 @@ class BatchedModel:
                         reason="its forward changes attributes, lists or counters of its modules", is_provisional=True
                     )
             except TraceError as error:
-                return Cut(reason=error.what.rstrip("."))
+                return Cut(reason=error.what.rstrip(".") + place_of_error(error))
             except RowsError as error:
                 reasons.append(str(error))
                 continue
@@ -380,8 +383,9 @@ def _sizes(num_rows: int, num_lanes: int) -> list[int]:
 
 def _kept_whole_by(recorder: Recording, modules: Sequence[nn.Module]) -> str:
     """Returns why hooks or weights keep a model's batches whole; "" if they do not."""
-    if any(map(has_user_hooks, modules)):
-        return "hooks on its modules would see the parts of a batch"
+    hooked = next(filter(has_user_hooks, modules), None)
+    if hooked is not None:
+        return f"hooks on its modules would see the parts of a batch: on {describe(hooked)}"
     if recorder.hooks.are_there or recorder.has_hooked_calls:
         return "hooks on gradients would see those of the parts of a batch"
     return "its weights change at each backward" if recorder.runs_each_backward else ""
