@@ -4,7 +4,7 @@
     out = model(x)          x [32, ..] is cut into 4 lanes; the model's Python runs once for each
 
 Whether a model may be cut is examined at its first call of a kind, and said once if it may not: its rows are followed
-through all operations, forward and backward (`call.rows`), and the first time outputs and gradients are compared, too.
+through all operations, forward and backward (`call.rows`). With FARSPAN_SANITIZE outputs and gradients are compared, too.
 """
 
 from __future__ import annotations
@@ -124,7 +124,6 @@ class BatchedModel:
         """True if random numbers are drawn in calls that have been cut: lanes draw others than the whole batch."""
         self.precision = 0.0
         """Precision of the least precise numbers in such calls."""
-        self._is_compared = False
         self._num_first_calls = 0
         self.reasons: dict[str, None] = {}
         """Reasons for which batches have stayed whole."""
@@ -260,7 +259,7 @@ class BatchedModel:
         sizes: Sequence[int],
         kind: Kind,
     ) -> Cut:
-        """Find out how calls like this one can be cut: by rules for all that the model does; once by numbers, too."""
+        """Find out how calls like this one can be cut: by rules for all that the model does."""
         first, *others = [number for number, meta in enumerate(metas) if meta.shape and meta.shape[0] == sum(sizes)]
         if len(others) >= _MOST_CANDIDATES:
             return Cut(reason=f"{len(others) + 1} arguments could carry the batch")
@@ -294,9 +293,9 @@ class BatchedModel:
                 reasons.append("what it does depends on the number of rows")
                 continue
             # What a mean is divided by is known only when it runs.
-            if recorder.batches.has_numbers and (apart.is_mean or not self._is_compared):
+            is_doubted = apart.is_mean or recorder.engine.sanitizer is not None
+            if recorder.batches.has_numbers and is_doubted:
                 worst = self._compare(recorder, call, template, tensors, cut, sizes, apart)
-                self._is_compared |= not apart.is_mean
                 if worst:
                     return Cut(reason=worst)
             self.is_random |= apart.is_random
