@@ -52,7 +52,7 @@ from farspan.record.ops.views import Through, changes_shape, refresh, reshape
 from farspan.record.parameters.gradients import Gradients
 from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
-from farspan.record.parameters.parameter_values import ParameterValues, alias_of
+from farspan.record.parameters.parameter_values import ParameterValues
 from farspan.record.recorded_backward import record_backward
 from farspan.record.stale_casts import StaleCasts
 from farspan.record.surgery.opened import call_parts
@@ -322,11 +322,11 @@ class Recorder:
             requires_grad = tensor.requires_grad
         return self.outside.of(tensor) if requires_grad else tensor
 
-    def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
-        """Returns a parameter or buffer as a source, as written by now; `is_alias`: without its gradient."""
+    def value_of(self, placed: Placed) -> Value:
+        """Returns a parameter or buffer as a source, as written by now."""
         self.before_read(placed.tensor)
         is_fixed = placed.is_written and not self.is_writing and not placed.is_parameter
-        return alias_of(placed) if is_alias else self.parameter_values.of(placed, is_fixed=is_fixed)
+        return self.parameter_values.of(placed, is_fixed=is_fixed)
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""

@@ -42,6 +42,8 @@ class LazyTensor(torch.Tensor):
     _recorder: Recording
     _alias_of: Placed | None = None
     """The parameter whose memory this is, for `param.data`."""
+    _is_counted = False
+    """True if autograd sees a write into it as one into that parameter: for `param.detach()`."""
     _is_gradient = False
     """True if it is a parameter's `.grad`."""
     _view: Any = None

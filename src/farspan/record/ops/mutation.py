@@ -267,5 +267,7 @@ def write_parameters(
     finally:
         recorder.is_writing = False
     recorder.engine.parameters_changed(written, in_step=True)
+    unseen = [item._alias_of for item in tensors if type(item) is LazyTensor and not item._is_counted]
+    recorder.parameter_values.set_at.update({item.name: recorder.current.index for item in written if item in unseen})
     renew_aliases(tensors)
     return result
