@@ -398,6 +398,7 @@ class Recorder:
         self.step_view = None
         put_modes(self._modes)
         self.gradients.end_step()
+        self.held_objects.end_step()
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.gradients.read(lazy) if self.step_view is None else self.step_view.read(lazy)

@@ -276,6 +276,45 @@ def test_a_write_through_detach_between_forward_and_backward_is_torchs_own_error
         run_threads(2, lambda rank: [program(farspan.distribute(models[rank])), farspan.flush()])
 
 
+SCALE = torch.ones(8)
+
+
+class Scales(nn.Module):
+    """Autograd saves a plain tensor that the module holds, and one of a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), torch.ones(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x)) * self.scale * SCALE
+
+
+def read_before_the_backward(model: Any, scale: Tensor) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = F.cross_entropy(model(X), Y)
+            losses.append(loss.item())
+            loss.backward()
+            scale[:2].mul_(0.5)
+        optimizer.step()
+    return losses, [p.tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+@pytest.mark.parametrize("measure", [True, False])
+def test_a_plain_tensor_that_a_waiting_backward_needs_is_written(is_global: bool, measure: bool) -> None:
+    def program(model: Any) -> Any:
+        SCALE.fill_(1)
+        return read_before_the_backward(model, SCALE if is_global else model[0].scale)
+
+    num_ranks = 1 if is_global else 2  # threads would share the global
+    assert_same_as_plainly(lambda: nn.Sequential(Scales(), nn.Linear(8, 5)), program, num_ranks, measure=measure)
+
+
 # What is refused.
 
 
