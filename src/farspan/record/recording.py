@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from farspan.call.surroundings.moments import Moments
     from farspan.graph import Backward, Graph, Meta, Template, Value
     from farspan.record.lanes.batches import Batches
-    from farspan.record.parameters.parameter_values import ParameterValues
     from farspan.record.runtime import Engine
 
 __all__ = ["Recorded", "Recording", "SplitStages"]
@@ -36,6 +35,12 @@ class DeferredCalls(Protocol):
     def record_all(self, arguments: Sequence[Any]) -> None: ...
     def record_one(self, tensor: Any) -> None: ...
     def computed(self, tensor: Any) -> Any: ...
+
+
+class ParameterValues(Protocol):
+    """The values that stand for parameters, until these may have changed."""
+
+    set_at: dict[str, int]
 
 
 class ParameterCopies(Protocol):
@@ -217,8 +222,9 @@ class Recording(Protocol):
     number: int
     transfer: Any
     step_view: Any
-    parameter_values: ParameterValues
 
+    @property
+    def parameter_values(self) -> ParameterValues: ...
     @property
     def splitting(self) -> SplitStages: ...
     @property
