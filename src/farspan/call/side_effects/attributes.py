@@ -194,10 +194,10 @@ _COUNT_IN_A_BUFFER = (
 
 
 @contextlib.contextmanager
-def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[None]:
+def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall], *, is_packed: bool) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
     modules of `targets`, and no buffer of which the forward has not shown that. A tensor that their forward sets, and a
-    checkpoint sets again, is the one of the forward.
+    checkpoint sets again, is the one of the forward, unless it `is_packed`: made of what hooks have saved.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
@@ -214,7 +214,7 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for module, name in before.changed(puts_back=True):
+    for module, name in before.changed(puts_back=not is_packed):
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
             why="a backward runs on one rank, and the other ranks would not see the change.",

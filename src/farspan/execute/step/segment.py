@@ -282,6 +282,7 @@ def run_backward(
     for source, _ in aside:
         set_raw_grad(source, None)
     watched = [call.target for call in part.calls if _runs_code_on_modules(call.target)]
+    is_packed = any(call.saved_hooks is not None for call in part.calls)
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
@@ -289,7 +290,7 @@ def run_backward(
             with (
                 apply_modes(part.backward.modes),
                 around_backward(part.describe),
-                unchanged_in_backward(watched) if watched else _NOTHING,
+                unchanged_in_backward(watched, is_packed=is_packed) if watched else _NOTHING,
             ):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
