@@ -152,7 +152,7 @@ class HeldObjects:
             recorder.flush_before_change("requires_grad is changed")
         recorder.forget_states()
 
-    def keep_given(self, written: Sequence[torch.Tensor]) -> None:
+    def _keep_given(self, written: Sequence[torch.Tensor]) -> None:
         """Plain tensors are about to be written: recorded calls get copies of those that they have been given."""
         memory = {key for key in map(memory_of, map(innermost, written)) if self.given.pop(key, None) is not None}
         if not memory:
@@ -168,7 +168,7 @@ class HeldObjects:
 
     def _keep(self, written: Iterable[torch.Tensor]) -> None:
         tensors = list(written)
-        self.keep_given(tensors)
+        self._keep_given(tensors)
         if self._saved and self.recorder.has_pending():
             saved = {memory_of(item) for reference in self._saved if (item := reference()) is not None}
             if not saved.isdisjoint(map(memory_of, map(innermost, tensors))):

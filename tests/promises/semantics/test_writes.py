@@ -315,6 +315,30 @@ def test_a_plain_tensor_that_a_waiting_backward_needs_is_written(is_global: bool
     assert_same_as_plainly(lambda: nn.Sequential(Scales(), nn.Linear(8, 5)), program, num_ranks, measure=measure)
 
 
+def scaled_by_what_a_step_has_given(model: Any) -> Any:
+    """A plain tensor that the loss of each micro-batch is given has a loss of the step before added to it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rates, level, losses = torch.ones(5), None, []
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(3):
+            out = model(X)
+            loss = F.cross_entropy(out, Y) + (out * rates).mean()
+            loss.backward()
+            if level is not None:
+                rates.add_(level)
+        optimizer.step()
+        level = 0.1 * loss.detach()
+        losses.append(loss.item())
+    return losses, [p.tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"measure": False}])
+def test_a_plain_tensor_is_written_with_a_recorded_value(num_ranks: int, options: Any) -> None:
+    assert_same_as_plainly(Plain, scaled_by_what_a_step_has_given, num_ranks, **options)
+
+
 # What is refused.
 
 
