@@ -43,7 +43,18 @@ class RequestedGradients:
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "requested", "where")
+    __slots__ = (
+        "changes",
+        "gradients",
+        "graph",
+        "modes",
+        "moment",
+        "retain_graph",
+        "roots",
+        "stops",
+        "requested",
+        "where",
+    )
 
     def __init__(
         self,
@@ -68,6 +79,8 @@ class Backward:
         """The gradients asked for; None for a backward that goes to all parameters."""
         self.stops: Stops | None = None
         """The stops at which hooks are called; None if there are none."""
+        self.changes: dict[Any, Any] | None = None
+        """By module and name what attributes were that it has changed on this rank; None where it may change none."""
         self.where = where
 
 

@@ -27,6 +27,7 @@ from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, sh
 from farspan.call.side_effects.attributes import attributes_of
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Template, Value
+from farspan.record.across_ranks.changed_in_backward import ChangingBackwards
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
@@ -93,6 +94,7 @@ class Recorder:
         self.runs_each_backward = False  # weights may change at each: a leaf writes into its own
         self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
+        self.changing_backwards = ChangingBackwards(self)
         self.batches = Batches()
         self.num_copies = 0  # of distributed models and their parts
         self.current = Graph(0)
@@ -208,7 +210,9 @@ class Recorder:
         try:
             entry = self.predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
-                return resolve(self, target, template, tensors, stage, entry, given)
+                result = resolve(self, target, template, tensors, stage, entry, given)
+                self.changing_backwards.see(target)
+                return result
         except LeakError as error:
             entry, reason = None, error.what
             if isinstance(target, Leaf):
@@ -219,6 +223,7 @@ class Recorder:
                     return call_parts(self, target, given, reason)
             return call_parts(self, target, given, reason)
         if isinstance(target, Leaf):
+            self.changing_backwards.see(target)
             if written_parameters(self, entry, tensors):
                 return call_parts(self, target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
@@ -331,12 +336,15 @@ class Recorder:
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
+        changing = self.changing_backwards.begin(backward) if self.changing_backwards.open else []
         self.num_pending_backwards += 1
         self.next_graph()
         if (self.hooks.hooked and self.hooks.are_there) or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
-        elif self.runs_each_backward:
-            self.engine.flush("a backward, after which weights may change")
+        elif self.runs_each_backward or changing:
+            self.engine.flush("a backward, after which weights or attributes may change")
+        if changing:
+            self.changing_backwards.end(backward, changing)
         if self.copies.of_gradients:
             self.gradients.memory.put_outside()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Leaf, Placed, Target
     from farspan.call.modes import Modes, Regions
     from farspan.call.surroundings.moments import Moments
-    from farspan.graph import Backward, Graph, Meta, Template, Value
+    from farspan.graph import Backward, Call, Graph, Meta, Template, Value
     from farspan.record.lanes.batches import Batches
     from farspan.record.runtime import Engine
 
@@ -126,6 +126,17 @@ class Held(Protocol):
     def see_function(self, call: FunctionCall) -> None: ...
     def before_freezing(self, tensor: torch.Tensor) -> None: ...
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None: ...
+
+
+class Backwards(Protocol):
+    """The modules and autograd functions of which a backward may change attributes."""
+
+    are_there: bool
+    open: set[Any]
+
+    def see(self, target: Target) -> None: ...
+    def begin(self, backward: Backward) -> list[Call]: ...
+    def end(self, backward: Backward, calls: Sequence[Call]) -> None: ...
 
 
 class Draws(Protocol):
@@ -238,6 +249,8 @@ class Recording(Protocol):
     def outside(self) -> OutsideTensors: ...
     @property
     def held_objects(self) -> Held: ...
+    @property
+    def changing_backwards(self) -> Backwards: ...
     @property
     def noted_draws(self) -> Draws: ...
     @property

@@ -21,7 +21,7 @@ from torch import nn
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, LeakError
-from farspan.call.pytree.template import can_describe, map_tensors
+from farspan.call.pytree.template import can_describe, flatten, map_tensors
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
 from farspan.call.side_effects.reachable import REAL, Glance, State, is_same
@@ -173,18 +173,18 @@ class HeldState:
             put_own_attributes(module, held)
         self._state.put_back(self._state.changed())
 
-    def changed(self, *, puts_back: bool) -> list[tuple[nn.Module, str]]:
-        """Returns the attributes that hold something else now; but, if `puts_back`, for tensors in the place of
-        tensors: these are put back.
+    def changed(self, *, puts_back: bool) -> list[tuple[nn.Module, str, Any]]:
+        """Returns the attributes that hold something else now, with what they held; but, if `puts_back`, for tensors
+        in the place of tensors: these are put back.
         """
-        inside, found = self._state.changed(), list[tuple[nn.Module, str]]()
+        inside, found = self._state.changed(), list[tuple[nn.Module, str, Any]]()
         for module, held in self._held:
             for name, item in own_attributes(module).items():
                 then = held.get(name, _ABSENT)
                 if puts_back and isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
                     module.__dict__[name] = then
                 elif not is_same(item, then) or self._state.reaches(then, inside):
-                    found.append((module, name))
+                    found.append((module, name, then))
         return found
 
 
@@ -194,10 +194,17 @@ _COUNT_IN_A_BUFFER = (
 
 
 @contextlib.contextmanager
-def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall], *, is_packed: bool) -> Iterator[None]:
+def unchanged_in_backward(
+    targets: Sequence[Leaf | FunctionCall], changes: dict[Any, Any] | None, *, is_packed: bool
+) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
     modules of `targets`, and no buffer of which the forward has not shown that. A tensor that their forward sets, and a
     checkpoint sets again, is the one of the forward, unless it `is_packed`: made of what hooks have saved.
+
+    Args:
+        targets: What the backward goes through.
+        changes: Takes what attributes were that it may change: those without tensors; None if it may change none.
+        is_packed: As above.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
@@ -214,7 +221,12 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall], *, is_packed: 
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for module, name in before.changed(puts_back=not is_packed):
+    for module, name, old in before.changed(puts_back=not is_packed):
+        item = module.__dict__.get(name, _ABSENT)
+        is_there = item is not _ABSENT and old is not _ABSENT
+        if changes is not None and is_there and can_describe(item) and not flatten(item)[1]:
+            changes.setdefault((module, name), old)
+            continue
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
             why="a backward runs on one rank, and the other ranks would not see the change.",
@@ -246,7 +258,7 @@ def unchanged_as_before(leaf: Leaf) -> Iterator[None]:
     """
     before = HeldState(leaf.modules)
     yield
-    for module, name in before.changed(puts_back=False):
+    for module, name, _ in before.changed(puts_back=False):
         raise RecordError(
             f"{leaf.name}: its call changes {type(module).__name__}.{name}, and did not in its first calls.",
             why="data decide what it does, and the other ranks would not see the change.",

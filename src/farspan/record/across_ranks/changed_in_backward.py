@@ -1,0 +1,98 @@
+"""What a backward changes in attributes of modules (`self.evaluations += 1` in an adjoint): known to all ranks.
+
+    loss.backward()     goes through code of the program's, so it runs now and not at the step
+    owner               evaluations += 1
+    all                 gather: which call, which module, its attribute and what that is now; each sets it
+
+If the first backward through a module, or an autograd function, has changed nothing, later ones wait as others do.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from farspan.call.function_call import FunctionCall
+from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.wire.structure import structure_from_json, structure_to_json
+from farspan.graph import Backward, Call, passed
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+    from farspan.record.recording import Recording
+
+__all__ = ["ChangingBackwards"]
+
+
+class ChangingBackwards:
+    """The modules and autograd functions of which a backward may change attributes."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.open: set[Any] = set()
+        """The leaves and autograd functions that have had no backward yet, or change attributes in it."""
+        self.are_there = False
+        """Whether a backward has changed some."""
+        self._quiet: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those whose first backward has changed none."""
+        self._changing: set[Any] = set()
+        """Those of which one has changed some."""
+
+    def see(self, target: Target) -> None:
+        """A module or an autograd function is called, maybe for the first time."""
+        if getattr(target, "runs_code_backward", False) and (key := _key_of(target)) not in self._quiet:
+            self.open.add(key)
+
+    def begin(self, backward: Backward) -> list[Call]:
+        """Returns the calls behind a backward that has been recorded, whose code may change attributes in it."""
+        calls = [call for call in passed(backward) if _key_of(call.target) in self.open]
+        backward.changes = {} if calls else None
+        return calls
+
+    def end(self, backward: Backward, calls: Sequence[Call]) -> None:
+        """Let all ranks know what a backward has changed. They call it together, when it has run."""
+        found = self.recorder.engine.gather("attributes that a backward has changed", self._described(backward, calls))
+        by_place = {(call.graph.index, call.index): call for call in calls}
+        changed: set[Any] = set()
+        for graph, number, module, name, structure in [entry for part in found for entry in json.loads(part)]:
+            target: Any = by_place[graph, number].target
+            changed.add(_key_of(target))
+            _put(target.modules[module], name, rebuild(structure_from_json(structure.encode())[0], []))
+        self.are_there = self.are_there or bool(changed)
+        quiet = {_key_of(call.target) for call in calls} - changed - self._changing
+        self._changing |= changed
+        self._quiet.update(quiet)
+        self.open -= quiet
+
+    def _described(self, backward: Backward, calls: Iterable[Call]) -> bytes:
+        """Returns what this rank's part of a backward has changed; its own attributes are what they were, but for lists
+        and dictionaries that it has changed in place."""
+        changes: dict[Any, Any] = backward.changes or {}
+        entries: list[Any] = []
+        for call in calls:
+            target: Any = call.target
+            for number, module in enumerate(target.modules):
+                for key in [key for key in changes if key[0] is module]:
+                    name, old = key[1], changes.pop(key)
+                    structure = structure_to_json(flatten(module.__dict__[name])[0], []).decode()
+                    entries.append([call.graph.index, call.index, number, name, structure])
+                    module.__dict__[name] = old
+        return json.dumps(entries).encode()
+
+
+def _key_of(target: Target) -> Any:
+    return target.function if type(target) is FunctionCall else target
+
+
+def _put(module: Any, name: str, value: Any) -> None:
+    """Sets an attribute; a list or dictionary stays the object that the program knows."""
+    old = module.__dict__.get(name)
+    if type(old) is list and type(value) is list:
+        old[:] = value
+    elif type(old) is dict and type(value) is dict:
+        old.clear()
+        old.update(value)
+    else:
+        setattr(module, name, value)
