@@ -26,6 +26,7 @@ from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
 from farspan.call.side_effects.reachable import REAL, Glance, State, is_same
 from farspan.errors import RecordError
+from farspan.graph import Changes
 
 __all__ = [
     "Attributes",
@@ -195,7 +196,7 @@ _COUNT_IN_A_BUFFER = (
 
 @contextlib.contextmanager
 def unchanged_in_backward(
-    targets: Sequence[Leaf | FunctionCall], changes: dict[Any, Any] | None, *, is_packed: bool
+    targets: Sequence[Leaf | FunctionCall], changes: Changes | None, *, is_packed: bool
 ) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
     modules of `targets`, and no buffer of which the forward has not shown that. A tensor that their forward sets, and a
@@ -204,6 +205,7 @@ def unchanged_in_backward(
     Args:
         targets: What the backward goes through.
         changes: Takes what attributes were that it may change: those without tensors; None if it may change none.
+            Where it reads recorded values, a tensor that it sets has to be equal to that of the forward.
         is_packed: As above.
 
     Raises:
@@ -213,6 +215,8 @@ def unchanged_in_backward(
     before = HeldState([module for target in targets for module in target.modules])
     buffers = [buffer for target in targets for buffer in _unwritten(target)]
     versions = [buffer._version for buffer in buffers]
+    if changes is not None:
+        changes.is_running = True
     try:
         yield
     except LeakError as error:
@@ -221,11 +225,18 @@ def unchanged_in_backward(
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for module, name, old in before.changed(puts_back=not is_packed):
+    finally:
+        if changes is not None:
+            changes.is_running = False
+    has_read = changes is not None and changes.has_read
+    for module, name, old in before.changed(puts_back=not (is_packed or has_read)):
         item = module.__dict__.get(name, _ABSENT)
+        if isinstance(item, torch.Tensor) and isinstance(old, torch.Tensor) and _is_equal(item, old):
+            module.__dict__[name] = old
+            continue
         is_there = item is not _ABSENT and old is not _ABSENT
         if changes is not None and is_there and can_describe(item) and not flatten(item)[1]:
-            changes.setdefault((module, name), old)
+            changes.old.setdefault((module, name), old)
             continue
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
@@ -239,6 +250,12 @@ def unchanged_in_backward(
             why="calls that read the buffer run before this backward or after it, for the forward did not show that.",
             hint="let the autograd function keep the module (ctx.module = module), which runs as one unit",
         )
+
+
+def _is_equal(item: torch.Tensor, recorded: Any) -> bool:
+    """Returns whether a tensor has the data of a recorded one, which are on this rank."""
+    data = recorded._value.data if hasattr(recorded, "_value") else recorded
+    return data is not None and item.dtype == data.dtype and torch.equal(item.detach(), data.detach())
 
 
 def _unwritten(target: Leaf | FunctionCall) -> list[torch.Tensor]:

@@ -14,10 +14,14 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from farspan.call.function_call import FunctionCall
-from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.pytree.template import flatten, map_tensors, rebuild
 from farspan.call.wire.structure import structure_from_json, structure_to_json
-from farspan.graph import Backward, Call, passed
+from farspan.graph import Backward, Call, Changes, passed
+from farspan.record.memory.parameter_copies import what_is_written
+from farspan.record.tensor import LazyTensor, not_given
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Target
@@ -33,6 +37,7 @@ class ChangingBackwards:
         self.recorder = recorder
         self.open: set[Any] = set()
         """The leaves and autograd functions that have had no backward yet, or change attributes in it."""
+        self._running: Changes | None = None
         self.are_there = False
         """Whether a backward has changed some."""
         self._quiet: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -48,8 +53,32 @@ class ChangingBackwards:
     def begin(self, backward: Backward) -> list[Call]:
         """Returns the calls behind a backward that has been recorded, whose code may change attributes in it."""
         calls = [call for call in passed(backward) if _key_of(call.target) in self.open]
-        backward.changes = {} if calls else None
+        backward.changes = self._running = Changes() if calls else None
         return calls
+
+    def read(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a function on recorded values, of which one is no argument of what runs; in a backward that may, on the
+        data that are here.
+
+        Raises:
+            LeakError: It may not, writes into one, or would have to give it gradient.
+        """
+        running = self._running
+        is_write = any(item is not None for item in what_is_written(function, args, kwargs))
+        if running is None or not running.is_running or is_write:
+            raise not_given()
+
+        def data_of(item: torch.Tensor) -> torch.Tensor:
+            if type(item) is not LazyTensor:
+                return item
+            value = item._value
+            if value.data is None or value.meta.requires_grad:
+                raise not_given()
+            running.has_read = True
+            return value.data.detach()
+
+        new_args, new_kwargs = map_tensors((args, kwargs), data_of)
+        return function(*new_args, **new_kwargs)
 
     def end(self, backward: Backward, calls: Sequence[Call]) -> None:
         """Let all ranks know what a backward has changed. They call it together, when it has run."""
@@ -59,6 +88,8 @@ class ChangingBackwards:
         for graph, number, module, name, structure in [entry for part in found for entry in json.loads(part)]:
             target: Any = by_place[graph, number].target
             changed.add(_key_of(target))
+            if not name:
+                continue
             _put(target.modules[module], name, rebuild(structure_from_json(structure.encode())[0], []))
         self.are_there = self.are_there or bool(changed)
         quiet = {_key_of(call.target) for call in calls} - changed - self._changing
@@ -67,15 +98,15 @@ class ChangingBackwards:
         self.open -= quiet
 
     def _described(self, backward: Backward, calls: Iterable[Call]) -> bytes:
-        """Returns what this rank's part of a backward has changed; its own attributes are what they were, but for lists
-        and dictionaries that it has changed in place."""
-        changes: dict[Any, Any] = backward.changes or {}
-        entries: list[Any] = []
+        """Returns what this rank's part of a backward has changed, and entries without a name where it has read
+        recorded values. Its own attributes are what they were, but for lists and dictionaries changed in place."""
+        changes = backward.changes or Changes()
+        entries = [[call.graph.index, call.index, 0, "", ""] for call in calls] if changes.has_read else []
         for call in calls:
             target: Any = call.target
             for number, module in enumerate(target.modules):
-                for key in [key for key in changes if key[0] is module]:
-                    name, old = key[1], changes.pop(key)
+                for key in [key for key in changes.old if key[0] is module]:
+                    name, old = key[1], changes.old.pop(key)
                     structure = structure_to_json(flatten(module.__dict__[name])[0], []).decode()
                     entries.append([call.graph.index, call.index, number, name, structure])
                     module.__dict__[name] = old
