@@ -21,7 +21,7 @@ from torch import nn
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, LeakError
-from farspan.call.pytree.template import can_describe, flatten, map_tensors
+from farspan.call.pytree.template import can_describe, map_tensors
 from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
 from farspan.call.side_effects.reachable import REAL, Glance, State, is_same
@@ -49,6 +49,7 @@ Attributes = dict[str, Any]
 """Attributes by "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
+_NUMBERS_AND_TEXTS = frozenset([bool, int, float, complex, str, bytes, type(None)])
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
 
@@ -234,8 +235,7 @@ def unchanged_in_backward(
         if isinstance(item, torch.Tensor) and isinstance(old, torch.Tensor) and _is_equal(item, old):
             module.__dict__[name] = old
             continue
-        is_there = item is not _ABSENT and old is not _ABSENT
-        if changes is not None and is_there and can_describe(item) and not flatten(item)[1]:
+        if changes is not None and old is not _ABSENT and _is_plain(item):
             changes.old.setdefault((module, name), old)
             continue
         raise RecordError(
@@ -250,6 +250,13 @@ def unchanged_in_backward(
             why="calls that read the buffer run before this backward or after it, for the forward did not show that.",
             hint="let the autograd function keep the module (ctx.module = module), which runs as one unit",
         )
+
+
+def _is_plain(item: Any) -> bool:
+    """Returns whether it is a number or text, or consists of lists, tuples and dictionaries of these."""
+    if type(item) is dict:
+        return all(map(_is_plain, (*item, *item.values())))
+    return all(map(_is_plain, item)) if type(item) in (list, tuple) else type(item) in _NUMBERS_AND_TEXTS
 
 
 def _is_equal(item: torch.Tensor, recorded: Any) -> bool:

@@ -85,12 +85,15 @@ class ChangingBackwards:
         found = self.recorder.engine.gather("attributes that a backward has changed", self._described(backward, calls))
         by_place = {(call.graph.index, call.index): call for call in calls}
         changed: set[Any] = set()
-        for graph, number, module, name, structure in [entry for part in found for entry in json.loads(part)]:
+        for graph, number, module, name, is_in_place, structure in [
+            entry for part in found for entry in json.loads(part)
+        ]:
             target: Any = by_place[graph, number].target
             changed.add(_key_of(target))
             if not name:
                 continue
-            _put(target.modules[module], name, rebuild(structure_from_json(structure.encode())[0], []))
+            value = rebuild(structure_from_json(structure.encode())[0], [])
+            _put(target.modules[module], name, value, is_in_place=is_in_place)
         self.are_there = self.are_there or bool(changed)
         quiet = {_key_of(call.target) for call in calls} - changed - self._changing
         self._changing |= changed
@@ -101,14 +104,15 @@ class ChangingBackwards:
         """Returns what this rank's part of a backward has changed, and entries without a name where it has read
         recorded values. Its own attributes are what they were, but for lists and dictionaries changed in place."""
         changes = backward.changes or Changes()
-        entries = [[call.graph.index, call.index, 0, "", ""] for call in calls] if changes.has_read else []
+        entries = [[call.graph.index, call.index, 0, "", False, ""] for call in calls] if changes.has_read else []
         for call in calls:
             target: Any = call.target
             for number, module in enumerate(target.modules):
                 for key in [key for key in changes.old if key[0] is module]:
                     name, old = key[1], changes.old.pop(key)
-                    structure = structure_to_json(flatten(module.__dict__[name])[0], []).decode()
-                    entries.append([call.graph.index, call.index, number, name, structure])
+                    item = module.__dict__[name]
+                    structure = structure_to_json(flatten(item)[0], []).decode()
+                    entries.append([call.graph.index, call.index, number, name, item is old, structure])
                     module.__dict__[name] = old
         return json.dumps(entries).encode()
 
@@ -117,13 +121,11 @@ def _key_of(target: Target) -> Any:
     return target.function if type(target) is FunctionCall else target
 
 
-def _put(module: Any, name: str, value: Any) -> None:
-    """Sets an attribute; a list or dictionary stays the object that the program knows."""
-    old = module.__dict__.get(name)
-    if type(old) is list and type(value) is list:
-        old[:] = value
-    elif type(old) is dict and type(value) is dict:
-        old.clear()
-        old.update(value)
-    else:
+def _put(module: Any, name: str, value: Any, *, is_in_place: bool) -> None:
+    """Sets an attribute; a list or dictionary that was changed in place stays the object that the program knows."""
+    if not is_in_place:
         setattr(module, name, value)
+        return
+    old = module.__dict__[name]
+    old.clear()
+    old.extend(value) if isinstance(old, list) else old.update(value)
