@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import farspan
@@ -109,6 +111,37 @@ def test_what_is_recorded_before_hooks_and_runs_under_them_is_kept_without_them(
 
 def test_what_hooks_keep_is_not_computed_again() -> None:
     assert_same_as_plainly(_Layers, lambda model: _around_all(rounding, model), 2, remat=True)
+
+
+class _Auxiliary(nn.Module):
+    """A checkpoint sets its loss again, of what hooks have made of the input."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.linear, self.use_reentrant = nn.Linear(4, 4), use_reentrant
+        self.loss: Any = None
+
+    def keep(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.loss = x.square().mean()
+        return torch.tanh(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.keep, x, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_a_checkpoint_sets_again_from_what_hooks_keep_is_a_named_error(use_reentrant: bool) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), _Auxiliary(use_reentrant), nn.Linear(4, 1))
+
+    def program(around: Around, model: Any) -> Any:
+        return _around_all(around, model), model[1].loss.item()
+
+    assert_same_as_plainly(build, functools.partial(program, contextlib.nullcontext), 2)
+    models = [build() for _ in range(2)]
+    with pytest.raises(RecordError, match=r"its backward changes _Auxiliary\.loss"):
+        run_threads(2, lambda rank: program(rounding, farspan.distribute(models[rank])))
 
 
 class _Layers(nn.Sequential):

@@ -14,12 +14,13 @@ __all__ = ["FunctionCall"]
 class FunctionCall:
     """One autograd function as the target of calls; equal for the same function, so that its metadata is cached."""
 
-    __slots__ = ("around", "function", "modules")
+    __slots__ = ("around", "function", "modules", "runs_code_backward")
 
     def __init__(self, function: type[Function], arguments: Sequence[Any] = ()) -> None:
         self.function = function
         self.modules = tuple([item for item in arguments if isinstance(item, nn.Module)])
-        """Which its backward could change, and does not."""
+        """Which its backward could change."""
+        self.runs_code_backward = bool(self.modules)
         self.around = -1
         """The number of the snapshot of what the code of the function reads beside its arguments."""
 

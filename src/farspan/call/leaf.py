@@ -125,6 +125,7 @@ class Leaf(ModuleTarget):
         "placed",
         "receivers",
         "runs_code_backward",
+        "__weakref__",
         "settings",
         "stage",
         "state",

@@ -2,6 +2,7 @@
 
 from farspan.graph.backward import Backward as Backward
 from farspan.graph.backward import BackwardSegment as BackwardSegment
+from farspan.graph.backward import Changes as Changes
 from farspan.graph.backward import Edge as Edge
 from farspan.graph.backward import RequestedGradients as RequestedGradients
 from farspan.graph.backward import Stops as Stops
@@ -35,6 +36,7 @@ __all__ = [
     "OUTPUT_BITS",
     "Backward",
     "Call",
+    "Changes",
     "Cut",
     "Edge",
     "Graph",

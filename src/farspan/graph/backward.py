@@ -40,10 +40,34 @@ class RequestedGradients:
         """The gradients of the tensors in `outside`."""
 
 
+class Changes:
+    """What a backward changes in attributes of modules, on one rank."""
+
+    __slots__ = ("has_read", "is_running", "old")
+
+    def __init__(self) -> None:
+        self.old: dict[tuple[Any, str], Any] = {}
+        """By module and name what the changed ones were."""
+        self.is_running = False
+        self.has_read = False
+        """Whether it has read a recorded value that a module holds."""
+
+
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "requested", "where")
+    __slots__ = (
+        "changes",
+        "gradients",
+        "graph",
+        "modes",
+        "moment",
+        "retain_graph",
+        "roots",
+        "stops",
+        "requested",
+        "where",
+    )
 
     def __init__(
         self,
@@ -68,6 +92,8 @@ class Backward:
         """The gradients asked for; None for a backward that goes to all parameters."""
         self.stops: Stops | None = None
         """The stops at which hooks are called; None if there are none."""
+        self.changes: Changes | None = None
+        """What it changes in attributes of modules on this rank; None where it may change nothing."""
         self.where = where
 
 

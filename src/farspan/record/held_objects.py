@@ -53,6 +53,9 @@ class HeldObjects:
         self.moments = Moments()
         self._memory: set[int] = set()
         """Memory of plain tensors that what has been recorded since the last flush uses."""
+        self._run_with: set[int] = set()
+        """Such memory of what has run since the last step of an optimizer: a backward that waits may need it as it is.
+        By number, for a weak reference would keep the tensor from becoming a recorded one."""
         self.given: dict[int, torch.Tensor] = {}
         """By memory: plain tensors that calls recorded since the last flush have been given."""
         self._saved: list[weakref.ref[torch.Tensor]] = []
@@ -149,7 +152,7 @@ class HeldObjects:
             recorder.flush_before_change("requires_grad is changed")
         recorder.forget_states()
 
-    def keep_given(self, written: Sequence[torch.Tensor]) -> None:
+    def _keep_given(self, written: Sequence[torch.Tensor]) -> None:
         """Plain tensors are about to be written: recorded calls get copies of those that they have been given."""
         memory = {key for key in map(memory_of, map(innermost, written)) if self.given.pop(key, None) is not None}
         if not memory:
@@ -165,7 +168,7 @@ class HeldObjects:
 
     def _keep(self, written: Iterable[torch.Tensor]) -> None:
         tensors = list(written)
-        self.keep_given(tensors)
+        self._keep_given(tensors)
         if self._saved and self.recorder.has_pending():
             saved = {memory_of(item) for reference in self._saved if (item := reference()) is not None}
             if not saved.isdisjoint(map(memory_of, map(innermost, tensors))):
@@ -175,13 +178,18 @@ class HeldObjects:
         """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""
         if self.given or self._saved:
             self._keep(plain_in(args[:1] if function == _SET_DATA else what_is_written(function, args, kwargs)))
-        if self._memory:
+        if self._memory or (self._run_with and self.recorder.has_pending()):
+            memory = self._memory | self._run_with
             is_exchange = function == _SET_DATA
             for tensor in plain_in(args[:1] if is_exchange else what_is_written(function, args, kwargs)):
-                is_known = id(tensor) in self._memory
-                if is_known or (tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory):
+                is_known = id(tensor) in memory
+                if is_known or (tensor.layout is torch.strided and tensor.untyped_storage()._cdata in memory):
                     self.recorder.flush_before_change("a tensor that a module reads is written into")
                     break
+
+    def end_step(self) -> None:
+        """An optimizer's step is over."""
+        self._run_with.clear()
 
     def _is_foreign(self, leaf: Leaf, key: int) -> bool | None:
         """Returns whether a parameter or buffer, given by its id, is none that the leaf's owner has for it; None where
@@ -206,6 +214,7 @@ class HeldObjects:
         given = {id(item): item for tensor in self.given.values() for item in (tensor, tensor._base)}
         given |= {id(item): item for reference in self._saved if (item := reference()) is not None}
         self._saved = [weakref.ref(item) for item in given.values() if item is not None]
+        self._run_with |= self._memory
         self._memory, self.given = set(), {}
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
         meanwhile: list[State] = []

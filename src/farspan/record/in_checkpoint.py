@@ -87,7 +87,7 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     now = {name: item for name, item in _tensors_of(module).items() if tensors.get(name) is not item}
     anew = {name: item for name, item in now.items() if _is_set_anew(item, tensors.get(name), calls)}
     changed = [name for name in now if name not in anew]
-    for name in changed or [name for _, name in held.changed(puts_back=True) if name not in anew]:
+    for name in changed or [name for _, name, _ in held.changed(puts_back=True) if name not in anew]:
         _refuse(recorder, f"a {type(module).__name__} changes its attribute {name}")
     module.__dict__.update({name: item for name, item in anew.items() if name in module.__dict__})
     if plain_versions(list(tensors.values())) != versions:

@@ -20,7 +20,9 @@ from farspan.graph import (
     Value,
     first_released,
     hooked_calls,
+    passed,
     released_error,
+    whole_name,
 )
 from farspan.record.derivatives.refusal import check_requested
 from farspan.record.tensor import LazyTensor
@@ -105,6 +107,8 @@ def record_backward(
         if value.segment is not None and not value.segment.executed:
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
+    if recorder.parameter_values.set_at:
+        _check_weights(recorder, backward)
     if recorder.has_hooked_calls:
         _stop_for_hooks(recorder, backward)
     if requested is not None:
@@ -138,6 +142,22 @@ def _check_kept(recorder: Recording, roots: Sequence[Value]) -> None:
     released = first_released(roots, earlier, lambda call: call.target in _KEEP_TENSORS)
     if released is not None:
         raise released_error(released)
+
+
+def _check_weights(recorder: Recording, backward: Backward) -> None:
+    """Raise if `backward` goes through what another rank has computed with a parameter as it was before its data were
+    written: one process uses the new data there."""
+    set_at, engine = recorder.parameter_values.set_at, recorder.engine
+    for call in passed(backward):
+        weights = [item for item in call.arguments or () if isinstance(item, Value) and item.name]
+        for value in weights:
+            is_old = call.graph.index < set_at.get(whole_name(value.name), 0)
+            if is_old and engine.owner_of(call.outputs[0]) != engine.owner_of(value):
+                recorder.refuse(
+                    f"{value.name} was written through .data between a forward that uses it and its backward",
+                    why=f"the call at {format_where(call.where)} ran on another rank, which has it as it was before.",
+                    hint="loss.backward() before the write; or name a module around all that use it in the plan",
+                )
 
 
 def _stop_for_hooks(recorder: Recording, backward: Backward) -> None:

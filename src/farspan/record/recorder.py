@@ -27,6 +27,7 @@ from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, sh
 from farspan.call.side_effects.attributes import attributes_of
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Template, Value
+from farspan.record.across_ranks.changed_in_backward import ChangingBackwards
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
@@ -52,7 +53,7 @@ from farspan.record.ops.views import Through, changes_shape, refresh, reshape
 from farspan.record.parameters.gradients import Gradients
 from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
-from farspan.record.parameters.parameter_values import ParameterValues, alias_of
+from farspan.record.parameters.parameter_values import ParameterValues
 from farspan.record.recorded_backward import record_backward
 from farspan.record.stale_casts import StaleCasts
 from farspan.record.surgery.opened import call_parts
@@ -93,6 +94,7 @@ class Recorder:
         self.runs_each_backward = False  # weights may change at each: a leaf writes into its own
         self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
+        self.changing_backwards = ChangingBackwards(self)
         self.batches = Batches()
         self.num_copies = 0  # of distributed models and their parts
         self.current = Graph(0)
@@ -208,7 +210,9 @@ class Recorder:
         try:
             entry = self.predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
-                return resolve(self, target, template, tensors, stage, entry, given)
+                result = resolve(self, target, template, tensors, stage, entry, given)
+                self.changing_backwards.see(target)
+                return result
         except LeakError as error:
             entry, reason = None, error.what
             if isinstance(target, Leaf):
@@ -219,6 +223,7 @@ class Recorder:
                     return call_parts(self, target, given, reason)
             return call_parts(self, target, given, reason)
         if isinstance(target, Leaf):
+            self.changing_backwards.see(target)
             if written_parameters(self, entry, tensors):
                 return call_parts(self, target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
@@ -322,21 +327,24 @@ class Recorder:
             requires_grad = tensor.requires_grad
         return self.outside.of(tensor) if requires_grad else tensor
 
-    def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
-        """Returns a parameter or buffer as a source, as written by now; `is_alias`: without its gradient."""
+    def value_of(self, placed: Placed) -> Value:
+        """Returns a parameter or buffer as a source, as written by now."""
         self.before_read(placed.tensor)
         is_fixed = placed.is_written and not self.is_writing and not placed.is_parameter
-        return alias_of(placed) if is_alias else self.parameter_values.of(placed, is_fixed=is_fixed)
+        return self.parameter_values.of(placed, is_fixed=is_fixed)
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
+        changing = self.changing_backwards.begin(backward) if self.changing_backwards.open else []
         self.num_pending_backwards += 1
         self.next_graph()
         if (self.hooks.hooked and self.hooks.are_there) or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
-        elif self.runs_each_backward:
-            self.engine.flush("a backward, after which weights may change")
+        elif self.runs_each_backward or changing:
+            self.engine.flush("a backward, after which weights or attributes may change")
+        if changing:
+            self.changing_backwards.end(backward, changing)
         if self.copies.of_gradients:
             self.gradients.memory.put_outside()
 
@@ -398,6 +406,7 @@ class Recorder:
         self.step_view = None
         put_modes(self._modes)
         self.gradients.end_step()
+        self.held_objects.end_step()
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.gradients.read(lazy) if self.step_view is None else self.step_view.read(lazy)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farspan.graph import Meta, Value
     from farspan.record.recording import Recording
 
-__all__ = ["LazyTensor", "PassedBy", "StubParameter", "memory_of", "plain_versions"]
+__all__ = ["LazyTensor", "PassedBy", "StubParameter", "memory_of", "not_given", "plain_versions"]
 
 
 class LazyTensor(torch.Tensor):
@@ -42,6 +42,8 @@ class LazyTensor(torch.Tensor):
     _recorder: Recording
     _alias_of: Placed | None = None
     """The parameter whose memory this is, for `param.data`."""
+    _is_counted = False
+    """True if autograd sees a write into it as one into that parameter: for `param.detach()`."""
     _is_gradient = False
     """True if it is a parameter's `.grad`."""
     _view: Any = None
@@ -101,7 +103,8 @@ class LazyTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder = _recorder_in(args, kwargs)
-        _check_not_inside(recorder)
+        if not recorder.is_recording and not recorder.is_in_optimizer:
+            return recorder.changing_backwards.read(func, args, kwargs or {})
         return recorder.dispatch(func, args, kwargs or {})
 
     @classmethod
@@ -360,18 +363,14 @@ class PassedBy(torch.Tensor):
         )
 
 
-def _check_not_inside(recorder: Recording) -> None:
-    """Raise if a module that is running as one call uses what is recorded, and is none of its arguments.
-
-    Raises:
-        LeakError: A module that does is called part by part.
-    """
-    if not recorder.is_recording and not recorder.is_in_optimizer:
-        raise LeakError(
-            "a module uses a tensor of another module, or of the program, that it is not given.",
-            why="it runs as one call, on one rank, and only its arguments and its own attributes are there.",
-            hint="give it the tensor as an argument of its forward",
-        )
+def not_given() -> LeakError:
+    """Returns the error of a module that runs as one call, and uses what is recorded, and is none of its arguments. A
+    module that does is called part by part."""
+    return LeakError(
+        "a module uses a tensor of another module, or of the program, that it is not given.",
+        why="it runs as one call, on one rank, and only its arguments and its own attributes are there.",
+        hint="give it the tensor as an argument of its forward",
+    )
 
 
 def _recorder_in(args: Any, kwargs: Any) -> Any:

@@ -221,6 +221,124 @@ def test_parameters_and_gradients_are_written_in_part_and_averaged(program: Any,
     assert_same_as_plainly(Plain, program, num_ranks)
 
 
+class Tied(Plain):
+    """Its last part has the weights of its first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(8, 8, False)
+        self.c.weight = self.a.weight
+
+
+def between_forward_and_backward(model: Any) -> Any:
+    """Weights are doubled for each forward and put back before the backward: autograd does not see `.data` do it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = [model.a.weight, model.b.weight]
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        total: Any = 0.0
+        for _ in range(2):
+            for weight in weights:
+                weight.data.mul_(2)
+            total = total + F.cross_entropy(model(X), Y) + sum(p.square().sum() for p in model.parameters())
+            weights[0].data[1:].mul_(0.5)
+            weights[0].detach().data[:1].mul_(0.5)
+            weights[1].data = weights[1].data * 0.5
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    return losses, {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"remat": True}, {"measure": False}])
+def test_a_write_through_data_between_forward_and_backward_is_not_seen_by_autograd(options: Any) -> None:
+    assert_same_as_plainly(Plain, between_forward_and_backward, 2, **options)
+
+
+def test_a_write_through_data_that_another_rank_would_have_to_see_in_its_backward_is_a_named_error() -> None:
+    models = [Tied() for _ in range(2)]
+    plan = {"a": "rank:0", "b": "rank:0", "c": "rank:1"}
+    with pytest.raises(RecordError, match=r"a\.weight was written through \.data"):
+        run_threads(2, lambda rank: between_forward_and_backward(farspan.distribute(models[rank], plan=plan)))
+
+
+def test_a_write_through_detach_between_forward_and_backward_is_torchs_own_error() -> None:
+    def program(model: Any) -> None:
+        loss = F.cross_entropy(model(X), Y)
+        model.b.weight.detach().mul_(2)
+        loss.backward()
+
+    models = [Plain() for _ in range(3)]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        program(models[2])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run_threads(2, lambda rank: [program(farspan.distribute(models[rank])), farspan.flush()])
+
+
+SCALE = torch.ones(8)
+
+
+class Scales(nn.Module):
+    """Autograd saves a plain tensor that the module holds, and one of a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), torch.ones(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x)) * self.scale * SCALE
+
+
+def read_before_the_backward(model: Any, scale: Tensor) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = F.cross_entropy(model(X), Y)
+            losses.append(loss.item())
+            loss.backward()
+            scale[:2].mul_(0.5)
+        optimizer.step()
+    return losses, [p.tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+@pytest.mark.parametrize("measure", [True, False])
+def test_a_plain_tensor_that_a_waiting_backward_needs_is_written(is_global: bool, measure: bool) -> None:
+    def program(model: Any) -> Any:
+        SCALE.fill_(1)
+        return read_before_the_backward(model, SCALE if is_global else model[0].scale)
+
+    num_ranks = 1 if is_global else 2  # threads would share the global
+    assert_same_as_plainly(lambda: nn.Sequential(Scales(), nn.Linear(8, 5)), program, num_ranks, measure=measure)
+
+
+def scaled_by_what_a_step_has_given(model: Any) -> Any:
+    """A plain tensor that the loss of each micro-batch is given has a loss of the step before added to it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rates, level, losses = torch.ones(5), None, []
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(3):
+            out = model(X)
+            loss = F.cross_entropy(out, Y) + (out * rates).mean()
+            loss.backward()
+            if level is not None:
+                rates.add_(level)
+        optimizer.step()
+        level = 0.1 * loss.detach()
+        losses.append(loss.item())
+    return losses, [p.tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"measure": False}])
+def test_a_plain_tensor_is_written_with_a_recorded_value(num_ranks: int, options: Any) -> None:
+    assert_same_as_plainly(Plain, scaled_by_what_a_step_has_given, num_ranks, **options)
+
+
 # What is refused.
 
 

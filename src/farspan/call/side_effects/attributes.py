@@ -26,6 +26,7 @@ from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
 from farspan.call.side_effects.kept import Kept
 from farspan.call.side_effects.reachable import REAL, Glance, State, is_same
 from farspan.errors import RecordError
+from farspan.graph import Changes
 
 __all__ = [
     "Attributes",
@@ -48,6 +49,7 @@ Attributes = dict[str, Any]
 """Attributes by "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
+_NUMBERS_AND_TEXTS = frozenset([bool, int, float, complex, str, bytes, type(None)])
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
 
@@ -173,18 +175,18 @@ class HeldState:
             put_own_attributes(module, held)
         self._state.put_back(self._state.changed())
 
-    def changed(self, *, puts_back: bool) -> list[tuple[nn.Module, str]]:
-        """Returns the attributes that hold something else now; but, if `puts_back`, for tensors in the place of
-        tensors: these are put back.
+    def changed(self, *, puts_back: bool) -> list[tuple[nn.Module, str, Any]]:
+        """Returns the attributes that hold something else now, with what they held; but, if `puts_back`, for tensors
+        in the place of tensors: these are put back.
         """
-        inside, found = self._state.changed(), list[tuple[nn.Module, str]]()
+        inside, found = self._state.changed(), list[tuple[nn.Module, str, Any]]()
         for module, held in self._held:
             for name, item in own_attributes(module).items():
                 then = held.get(name, _ABSENT)
                 if puts_back and isinstance(item, torch.Tensor) and isinstance(then, torch.Tensor):
                     module.__dict__[name] = then
                 elif not is_same(item, then) or self._state.reaches(then, inside):
-                    found.append((module, name))
+                    found.append((module, name, then))
         return found
 
 
@@ -194,10 +196,18 @@ _COUNT_IN_A_BUFFER = (
 
 
 @contextlib.contextmanager
-def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[None]:
+def unchanged_in_backward(
+    targets: Sequence[Leaf | FunctionCall], changes: Changes | None, *, is_packed: bool
+) -> Iterator[None]:
     """Run in the body a backward, which is run on one rank alone, and see to it that it changes no attribute of the
     modules of `targets`, and no buffer of which the forward has not shown that. A tensor that their forward sets, and a
-    checkpoint sets again, is the one of the forward.
+    checkpoint sets again, is the one of the forward, unless it `is_packed`: made of what hooks have saved.
+
+    Args:
+        targets: What the backward goes through.
+        changes: Takes what attributes were that it may change: those without tensors; None if it may change none.
+            Where it reads recorded values, a tensor that it sets has to be equal to that of the forward.
+        is_packed: As above.
 
     Raises:
         RecordError: It has changed one, which the other ranks cannot know; or has read one that is a recorded value.
@@ -206,6 +216,8 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
     before = HeldState([module for target in targets for module in target.modules])
     buffers = [buffer for target in targets for buffer in _unwritten(target)]
     versions = [buffer._version for buffer in buffers]
+    if changes is not None:
+        changes.is_running = True
     try:
         yield
     except LeakError as error:
@@ -214,7 +226,18 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
             why="a checkpoint computes a part of it again, or an autograd function reads what the module holds.",
             hint="give the state to forward as an argument, and return the new one",
         ) from error
-    for module, name in before.changed(puts_back=True):
+    finally:
+        if changes is not None:
+            changes.is_running = False
+    has_read = changes is not None and changes.has_read
+    for module, name, old in before.changed(puts_back=not (is_packed or has_read)):
+        item = module.__dict__.get(name, _ABSENT)
+        if isinstance(item, torch.Tensor) and isinstance(old, torch.Tensor) and _is_equal(item, old):
+            module.__dict__[name] = old
+            continue
+        if changes is not None and old is not _ABSENT and _is_plain(item):
+            changes.old.setdefault((module, name), old)
+            continue
         raise RecordError(
             f"{names}: its backward changes {type(module).__name__}.{name}.",
             why="a backward runs on one rank, and the other ranks would not see the change.",
@@ -227,6 +250,19 @@ def unchanged_in_backward(targets: Sequence[Leaf | FunctionCall]) -> Iterator[No
             why="calls that read the buffer run before this backward or after it, for the forward did not show that.",
             hint="let the autograd function keep the module (ctx.module = module), which runs as one unit",
         )
+
+
+def _is_plain(item: Any) -> bool:
+    """Returns whether it is a number or text, or consists of lists, tuples and dictionaries of these."""
+    if type(item) is dict:
+        return all(map(_is_plain, (*item, *item.values())))
+    return all(map(_is_plain, item)) if type(item) in (list, tuple) else type(item) in _NUMBERS_AND_TEXTS
+
+
+def _is_equal(item: torch.Tensor, recorded: Any) -> bool:
+    """Returns whether a tensor has the data of a recorded one, which are on this rank."""
+    data = recorded._value.data if hasattr(recorded, "_value") else recorded
+    return data is not None and item.dtype == data.dtype and torch.equal(item.detach(), data.detach())
 
 
 def _unwritten(target: Leaf | FunctionCall) -> list[torch.Tensor]:
@@ -246,7 +282,7 @@ def unchanged_as_before(leaf: Leaf) -> Iterator[None]:
     """
     before = HeldState(leaf.modules)
     yield
-    for module, name in before.changed(puts_back=False):
+    for module, name, _ in before.changed(puts_back=False):
         raise RecordError(
             f"{leaf.name}: its call changes {type(module).__name__}.{name}, and did not in its first calls.",
             why="data decide what it does, and the other ranks would not see the change.",

@@ -20,9 +20,8 @@ from torch import nn
 from farspan.call.buffer_versions import buffers_before, own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
-from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Unknown
-from farspan.call.leaf import Leaf, Placed, Target, tensor_of
+from farspan.call.leaf import Leaf, Placed, tensor_of
 from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
@@ -281,7 +280,8 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
-    watched = [call.target for call in part.calls if _runs_code_on_modules(call.target)]
+    watched = [call.target for call in part.calls if getattr(call.target, "runs_code_backward", False)]
+    is_packed = any(call.saved_hooks is not None for call in part.calls)
     with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
         if part.backward.moment.snapshots:
             part.backward.moment.go_to()
@@ -289,7 +289,7 @@ def run_backward(
             with (
                 apply_modes(part.backward.modes),
                 around_backward(part.describe),
-                unchanged_in_backward(watched) if watched else _NOTHING,
+                unchanged_in_backward(watched, part.backward.changes, is_packed=is_packed) if watched else _NOTHING,
             ):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
@@ -330,11 +330,6 @@ def _check_passed(part: BackwardSegment) -> None:
             is_left = type(item) is Value and item in leaves and item not in passed_on
             if is_left and item.call is not None and raw_grad(leaves[item]) is not None:
                 raise released_error(item.call)
-
-
-def _runs_code_on_modules(target: Target) -> bool:
-    """Returns whether its backward runs code of the program's, which knows modules."""
-    return target.runs_code_backward if type(target) is Leaf else type(target) is FunctionCall and bool(target.modules)
 
 
 def _roots_of(

@@ -387,6 +387,8 @@ def _kept_whole_by(recorder: Recording, modules: Sequence[nn.Module]) -> str:
         return f"hooks on its modules would see the parts of a batch: on {describe(hooked)}"
     if recorder.hooks.are_there or recorder.has_hooked_calls:
         return "hooks on gradients would see those of the parts of a batch"
+    if recorder.changing_backwards.are_there:
+        return "its backward changes attributes"
     return "its weights change at each backward" if recorder.runs_each_backward else ""
 
 

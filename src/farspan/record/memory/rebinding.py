@@ -42,8 +42,10 @@ def data_of(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     placed = recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
     if placed is None:
         return NotImplemented
-    lazy = LazyTensor.make(recorder.value_of(placed, is_alias=True), recorder)
-    _become_alias(lazy, placed)
+    recorder.before_read(placed.tensor)
+    is_counted = function is torch.Tensor.detach and (type(tensor) is not LazyTensor or tensor._is_counted)
+    lazy = LazyTensor.make(alias_of(placed, is_counted=is_counted), recorder)
+    _become_alias(lazy, placed, is_counted=is_counted)
     return lazy
 
 
@@ -116,8 +118,8 @@ def _parameter_of(recorder: Recording, tensor: torch.Tensor) -> Placed | None:
     return recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
 
 
-def _become_alias(lazy: LazyTensor, placed: Placed) -> None:
-    lazy._alias_of = placed
+def _become_alias(lazy: LazyTensor, placed: Placed, *, is_counted: bool = False) -> None:
+    lazy._alias_of, lazy._is_counted = placed, is_counted
     _join(placed.aliases, lazy)
 
 
@@ -163,6 +165,7 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
         _put_memory(placed, data)
     recorder.engine.groups.end_write()
     recorder.engine.parameters_changed([placed])
+    recorder.parameter_values.set_at[placed.name] = recorder.current.index
     renew_aliases_of(placed)
     for member in members(main) if main is not None else ():
         if not keeps_memory or member._view.links is not None:  # it may have been computed apart from that memory
@@ -299,7 +302,7 @@ def _rebind_recorded(recorder: Recording, lazy: LazyTensor, value: torch.Tensor)
 
 def _become_other(lazy: LazyTensor, new: LazyTensor) -> None:
     """Let the program's `lazy` be what `new` is, which is only a name for it."""
-    view, placed, main = new._view, new._alias_of, new._twin_of
+    view, placed, main, is_counted = new._view, new._alias_of, new._twin_of, new._is_counted
     if main is not None:
         become_twin(lazy, main)
         return
@@ -308,7 +311,7 @@ def _become_other(lazy: LazyTensor, new: LazyTensor) -> None:
     lazy._value.lazy = weakref.ref(lazy)
     lazy._view = view
     if placed is not None:
-        _become_alias(lazy, placed)
+        _become_alias(lazy, placed, is_counted=is_counted)
     if view is not None and type(view.root) is LazyTensor:
         _join(view.root._family, lazy)
 

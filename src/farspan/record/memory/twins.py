@@ -75,6 +75,7 @@ def leave_memory(lazy: LazyTensor) -> LazyTensor | None:
     if twins_of(lazy) or members(lazy):
         heir = LazyTensor.make(lazy._value, lazy._recorder)
         heir._view, heir._alias_of, heir._is_gradient = lazy._view, lazy._alias_of, lazy._is_gradient
+        heir._is_counted = lazy._is_counted
         for twin in twins_of(lazy):
             become_twin(twin, heir)
         for member in members(lazy):

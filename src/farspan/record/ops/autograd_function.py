@@ -46,6 +46,7 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
             return _run_checkpointed(*args)
         call = FunctionCall(function, args)
         recorder.held_objects.see_function(call)
+        recorder.changing_backwards.see(call)
         for item in args:
             if (
                 isinstance(item, LazyTensor) and type(item) is not LazyTensor

@@ -98,7 +98,7 @@ def write_apart(
         LeakError: A module writes into such memory: its parts can.
     """
     where = format_where(find_where())
-    run_here: Any = functools.partial(_run_here, target, template, tensors)
+    run_here: Any = functools.partial(_run_here, recorder, target, template, tensors)
     if type(target) is not Leaf and any(recorder.outside.is_gradient(tensors[i]) for i in entry.mutated):
         return True, run_here()
     written = [tensors[i] for i in entry.mutated]
@@ -111,7 +111,6 @@ def write_apart(
         )
     plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
     if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):
-        recorder.held_objects.keep_given(plain)
         return True, run_here()
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
         if type(target) is Leaf:
@@ -135,9 +134,10 @@ def write_apart(
     return True, (tensors[entry.same_as[0]] if entry.same_as else None)
 
 
-def _run_here(target: Any, template: Template, tensors: Sequence[torch.Tensor]) -> Any:
-    """Runs a call at once, on every rank."""
+def _run_here(recorder: Recording, target: Any, template: Template, tensors: Sequence[torch.Tensor]) -> Any:
+    """Runs a call that writes at once, on every rank; what is recorded keeps what it has been given."""
     args, kwargs = rebuild(template, list(map(read_data, tensors)))
+    recorder.held_objects.before_write(target, args, kwargs)
     return target(*args, **kwargs)
 
 
@@ -267,5 +267,7 @@ def write_parameters(
     finally:
         recorder.is_writing = False
     recorder.engine.parameters_changed(written, in_step=True)
+    unseen = [item._alias_of for item in tensors if type(item) is LazyTensor and not item._is_counted]
+    recorder.parameter_values.set_at.update({item.name: recorder.current.index for item in written if item in unseen})
     renew_aliases(tensors)
     return result

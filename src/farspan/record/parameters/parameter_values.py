@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["ParameterValues", "alias_of", "renew_aliases", "renew_aliases_of"]
 
 
-def alias_of(placed: Placed) -> Value:
-    """Returns the parameter's memory without its gradient: what `param.data` and `param.detach()` are."""
+def alias_of(placed: Placed, *, is_counted: bool = False) -> Value:
+    """Returns the parameter's memory without its gradient: what `param.data` is.
+
+    Args:
+        placed: The parameter.
+        is_counted: Autograd is to see writes into it as writes into the parameter: what `param.detach()` is.
+    """
     meta = placed.meta
     value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage, name=placed.name)
     if placed.is_owned:
-        value.data = placed.tensor.detach()
+        value.data = placed.tensor.detach() if is_counted else placed.tensor.data
     return value
 
 
@@ -32,14 +37,14 @@ def renew_aliases(tensors: Sequence[torch.Tensor]) -> None:
     """Let what is a parameter's memory, into which a call has written, be the memory, not the call's result."""
     for item in tensors:
         if type(item) is LazyTensor and item._alias_of is not None:
-            item._value = alias_of(item._alias_of)
+            item._value = alias_of(item._alias_of, is_counted=item._is_counted)
 
 
 def renew_aliases_of(placed: Placed) -> None:
     """Let all that is a parameter's memory be what that is now."""
     for item in [item for reference in placed.aliases if (item := reference()) is not None]:
         if item._alias_of is placed:
-            item._value = alias_of(placed)
+            item._value = alias_of(placed, is_counted=item._is_counted)
             item._value.lazy = weakref.ref(item)
 
 
@@ -48,6 +53,9 @@ class ParameterValues:
 
     def __init__(self) -> None:
         self._values: dict[int, Value] = {}
+        self.set_at: dict[str, int] = {}
+        """By name of a parameter of which the program has written or set the data, unseen by autograd, the number of
+        the first micro-batch since."""
 
     def of(self, placed: Placed, *, is_fixed: bool = False) -> Value:
         """Returns the parameter as a source of the current step; `is_fixed`: as it is now, whatever is written into

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import intern
+from farspan.call.leaf import Leaf
 from farspan.graph import RequestedGradients, Value, passed
 from farspan.record.derivatives.recorded_gradients import record_gradients
 from farspan.record.recorded_backward import record_backward
@@ -17,7 +19,7 @@ from farspan.record.team.team_tensor import TeamTensor, gradient_of_parts
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.call.leaf import Placed
+    from farspan.call.leaf import Placed, Target
     from farspan.record.recording import Recording
 
 __all__ = ["record_grad"]
@@ -50,18 +52,27 @@ def _grad(
         gradients = _with_history(recorder, outputs, grad_outputs, flat, requested)
         return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads, requires_grad=True)
     backward = record_backward(recorder, outputs, grad_outputs, bool(retain_graph), requested=requested)
-    depends_on_data = any(getattr(call.target, "is_resolved", False) for call in passed(backward))
+    is_open = any(_decides_in_backward(call.target) for call in passed(backward))
+    changing = recorder.changing_backwards.begin(backward) if recorder.changing_backwards.open else []
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
     else:
         recorder.engine.flush("torch.autograd.grad()")
-    if depends_on_data:
+    if changing:
+        recorder.changing_backwards.end(backward, changing)
+    if is_open:
         _agree_on_found(recorder, requested)
     found = iter(_found_for(recorder, flat, requested))
     by_tensor = [[next(found) for _ in each] for each in parts]
     gradients = [gradient_of_parts(item, each) for item, each in zip(wanted_tensors, by_tensor, strict=True)]
     return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads)
+
+
+def _decides_in_backward(target: Target) -> bool:
+    """Returns whether only a backward through a call of `target` shows which gradients there are: where data decide it,
+    or code of Python's, of which autograd's graph does not show what it reaches."""
+    return type(target) is FunctionCall or (type(target) is Leaf and (target.is_resolved or target.runs_code_backward))
 
 
 def _with_history(
@@ -112,7 +123,7 @@ def _found_for(
 
 
 def _agree_on_found(recorder: Recording, requested: RequestedGradients) -> None:
-    """Lets all ranks know which gradients a backward has found, where data decide what a module uses."""
+    """Lets all ranks know which gradients a backward has found, where its graph does not say."""
     keys = list(requested.values)
     own = [key for key, gradient in requested.found.items() if gradient is not None]
     text = json.dumps([[key for key in own if isinstance(key, str)], [keys.index(key) for key in own if key in keys]])
