@@ -204,3 +204,49 @@ def test_a_state_that_a_checkpoint_reads_again_is_an_error_with_the_modules_name
     models = [built(KeepsAState) for _ in range(2)]
     with pytest.raises(RecordError, match=r"1: its backward changes KeepsAState\.states"):
         run_threads(2, lambda rank: train(farspan.distribute(models[rank])))
+
+
+class KeepsALoss(Tanh):
+    """A checkpoint runs its forward twice."""
+
+    loss: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = super().forward(x)
+        self.loss = result.detach().square().mean()
+        return result
+
+
+def losses_of(model: Any, order: str) -> list[float]:
+    """What a module keeps, after each backward."""
+    torch.manual_seed(1)
+    found, waiting = list[float](), list[Tensor]()
+    for letter in order:
+        if letter == "f":
+            waiting.append(model(torch.randn(3, 4)).square().sum())
+        else:
+            waiting.pop(0).backward()
+            found.append(float(model[1].inner.loss))
+    return found
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_a_loss_that_a_checkpoint_sets_again_is_the_same_or_an_error(is_reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = KeepsALoss()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=is_reentrant)  # pyright: ignore[reportReturnType]
+
+    def built() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), Checkpointed(), nn.Linear(4, 4))
+
+    wanted = losses_of(built(), "fbfb")
+    models = [built() for _ in range(2)]
+    assert run_threads(2, lambda rank: losses_of(farspan.distribute(models[rank]), "fbfb")) == [wanted] * 2
+    models = [built() for _ in range(2)]
+    with pytest.raises(RecordError, match="1: its backward changes loss|1.*: its backward changes .*loss"):
+        run_threads(2, lambda rank: losses_of(farspan.distribute(models[rank]), "ffbb"))

@@ -132,7 +132,7 @@ class Backwards(Protocol):
     """The modules and autograd functions of which a backward may change attributes."""
 
     are_there: bool
-    open: set[Any]
+    latest: dict[Any, Call]
 
     def see(self, target: Target) -> None: ...
     def begin(self, backward: Backward) -> list[Call]: ...

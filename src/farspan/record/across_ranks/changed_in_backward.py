@@ -38,6 +38,8 @@ class ChangingBackwards:
         self.open: set[Any] = set()
         """The leaves and autograd functions that have had no backward yet, or change attributes in it."""
         self._running: Changes | None = None
+        self.latest: dict[Any, Call] = {}
+        """The latest call of each leaf that sets tensors as attributes, and whose backward sets them again."""
         self.are_there = False
         """Whether a backward has changed some."""
         self._quiet: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -51,8 +53,23 @@ class ChangingBackwards:
             self.open.add(key)
 
     def begin(self, backward: Backward) -> list[Call]:
-        """Returns the calls behind a backward that has been recorded, whose code may change attributes in it."""
-        calls = [call for call in passed(backward) if _key_of(call.target) in self.open]
+        """Returns the calls behind a backward that has been recorded, whose code may change attributes in it.
+
+        Raises:
+            RecordError: It would set an attribute to the tensor of another call than the latest one.
+        """
+        if not self.open and not self.latest:
+            return []
+        calls: list[Call] = []
+        for call in passed(backward):
+            if self.latest.get(call.target, call) is not call and call.entry.attributes:
+                self.recorder.refuse(
+                    f"{call.target}: its backward changes {call.entry.attributes[0].partition('.')[2]}",
+                    why="a checkpoint sets it again, after a later call has set it to another tensor.",
+                    hint="return the tensor instead, or go back before the module is called again",
+                )
+            if _key_of(call.target) in self.open:
+                calls.append(call)
         backward.changes = self._running = Changes() if calls else None
         return calls
 

@@ -4,7 +4,8 @@
     out = model(x)          x [32, ..] is cut into 4 lanes; the model's Python runs once for each
 
 Whether a model may be cut is examined at its first call of a kind, and said once if it may not: its rows are followed
-through all operations, forward and backward (`call.rows`). With FARSPAN_SANITIZE outputs and gradients are compared, too.
+through all operations, forward and backward (`call.rows`). With FARSPAN_SANITIZE outputs and gradients are compared,
+too.
 """
 
 from __future__ import annotations

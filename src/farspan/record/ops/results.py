@@ -15,6 +15,7 @@ from farspan.graph import Call
 from farspan.record.memory.twins import main_of, put_value
 from farspan.record.ops.views import join_family
 from farspan.record.tensor import LazyTensor
+from farspan.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
@@ -55,6 +56,8 @@ def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Te
             call.target.attributes.update(dict.fromkeys(entry.attributes))
             call.target.own_objects = None
         put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
+        if call.target.runs_code_backward and any(isinstance(item, LazyTensor) for item in tree_leaves(objects[ATTRIBUTES])):
+            recorder.changing_backwards.latest[call.target] = call
         if any(name.endswith(".training") for name in call.target.attributes):
             recorder.forget_states()  # `self.norm.eval()` in a forward
     return result
