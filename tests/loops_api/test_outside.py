@@ -186,6 +186,20 @@ def a_graph_is_kept_for_a_second_backward(model: nn.Module, distribute: _Distrib
     return first, second, data.grad.tolist(), [p.grad.tolist() for p in model.parameters()]  # type: ignore[union-attr]
 
 
+def an_image_is_frozen_between_forward_and_backward(model: nn.Module, distribute: _Distribute) -> Any:
+    distribute(model)
+    data = X.clone().requires_grad_()
+    seen: list[Any] = []
+    for step in range(3):
+        loss = model(data).square().mean()
+        data.requires_grad_(step != 1)
+        loss.backward()
+        data.requires_grad_(True)
+        seen.append(None if data.grad is None else data.grad.tolist())
+        data.grad = None
+    return seen, [p.grad.tolist() for p in model.parameters()]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -199,6 +213,7 @@ def a_graph_is_kept_for_a_second_backward(model: nn.Module, distribute: _Distrib
         a_module_outside_has_an_optimizer_of_its_own,
         one_tensor_is_used_on_several_stages,
         a_graph_is_kept_for_a_second_backward,
+        an_image_is_frozen_between_forward_and_backward,
     ],
 )
 @pytest.mark.parametrize("num_ranks", [1, 3])

@@ -148,7 +148,7 @@ class HeldObjects:
         """`requires_grad` of a tensor is about to be set."""
         recorder = self.recorder
         is_placed = type(tensor) is LazyTensor or id(tensor) in recorder.placed
-        if is_placed or id(tensor) in self._memory or recorder.outside.has(tensor):
+        if is_placed or id(tensor) in self._memory or recorder.outside.is_used:  # a backward may still come to it
             recorder.flush_before_change("requires_grad is changed")
         recorder.forget_states()
 

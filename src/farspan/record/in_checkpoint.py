@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from farspan.call.leaf import Leaf
+from farspan.call.leaf import Leaf, TraceError
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.side_effects.attributes import HeldState, own_attributes
 from farspan.call.side_effects.reachable import State
+from farspan.call.side_effects.rehearsal import sets_no_variable
 from farspan.call.surroundings.around import Surroundings
 from farspan.call.user_hooks import user_forward_hooks
 from farspan.record.tensor import LazyTensor, plain_versions
@@ -81,8 +82,11 @@ def unchanged_in_checkpoint(recorder: Recording, module: nn.Module, leaf: Leaf |
     held, tensors = HeldState([module]), _tensors_of(module)
     versions = plain_versions(list(tensors.values()))
     graph, num_before = recorder.current, len(recorder.current.calls)
-    with hooks_unchanged_in_checkpoint(recorder, module):
-        yield
+    try:
+        with hooks_unchanged_in_checkpoint(recorder, module), sets_no_variable():
+            yield
+    except TraceError as error:
+        _refuse(recorder, f"a {type(module).__name__} leaves a trace ({error.what.rstrip('.')})")
     calls = graph.calls[num_before:] if recorder.current is graph else None
     now = {name: item for name, item in _tensors_of(module).items() if tensors.get(name) is not item}
     anew = {name: item for name, item in now.items() if _is_set_anew(item, tensors.get(name), calls)}

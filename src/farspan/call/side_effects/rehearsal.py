@@ -24,7 +24,7 @@ from typing import Any
 from farspan.call.leaf import TraceError
 from farspan.errors import FarspanError
 
-__all__ = ["nothing_written", "rehearsed"]
+__all__ = ["nothing_written", "rehearsed", "sets_no_variable"]
 
 _WRITES = frozenset("wax+")
 _NOBODYS = (contextvars.Context, contextvars.Token, types.FrameType)
@@ -56,6 +56,18 @@ def rehearsed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise stopped[0]
     _check_context(context, before)
     return result
+
+
+@contextlib.contextmanager
+def sets_no_variable() -> Iterator[None]:
+    """Call in the body what is run once where one process would run it twice.
+
+    Raises:
+        TraceError: It sets a context variable.
+    """
+    before = dict(contextvars.copy_context())
+    yield
+    _check_context(contextvars.copy_context(), before)
 
 
 def _check_context(context: contextvars.Context, before: dict[contextvars.ContextVar[Any], Any]) -> None:

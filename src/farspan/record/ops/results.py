@@ -56,7 +56,8 @@ def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Te
             call.target.attributes.update(dict.fromkeys(entry.attributes))
             call.target.own_objects = None
         put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
-        if call.target.runs_code_backward and any(isinstance(item, LazyTensor) for item in tree_leaves(objects[ATTRIBUTES])):
+        kept = tree_leaves(objects[ATTRIBUTES]) if call.target.runs_code_backward else ()
+        if any(isinstance(item, LazyTensor) for item in kept):
             recorder.changing_backwards.latest[call.target] = call
         if any(name.endswith(".training") for name in call.target.attributes):
             recorder.forget_states()  # `self.norm.eval()` in a forward

@@ -53,10 +53,6 @@ class Outside:
             value.data = tensor  # and so it lives as long as its id is known
         return value
 
-    def has(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a call that has not run yet uses `tensor`."""
-        return id(tensor) in self._values
-
     def forget(self) -> None:
         """A step has ended."""
         self._values.clear()
@@ -112,7 +108,12 @@ def go_on(backward: Backward, arrived: Sequence[tuple[Value, torch.Tensor]]) -> 
 
 
 def go_on_outside(backward: Backward, arrived: Sequence[tuple[Value, torch.Tensor]]) -> None:
-    """Let autograd go on from tensors outside the model, with the gradients that have arrived."""
+    """Let autograd go on from tensors outside the model, with the gradients that have arrived; not from those that the
+    program has frozen since the forward.
+    """
+    arrived = [(value, gradient) for value, gradient in arrived if value.data.requires_grad]
+    if not arrived:
+        return
     tensors = [value.data for value, _ in arrived]
     gradients = [gradient.to(value.data.device) for value, gradient in arrived]
     requested = backward.requested
