@@ -276,7 +276,5 @@ def test_a_checkpoint_inside_of_a_split_stage_sets_no_context_variable() -> None
         model = nn.Sequential(nn.Linear(4, 4), CheckpointedCount(), nn.Linear(4, 4))
         farspan.distribute(model, tensor_parallel=2)(torch.ones(2, 4)).sum().backward()
 
-    with pytest.raises(
-        RecordError, match="it sets the context variable CALLS"
-    ):
+    with pytest.raises(RecordError, match="it sets the context variable CALLS"):
         run_threads(2, program)
