@@ -33,6 +33,28 @@ class Layer(nn.Module):
         return torch.tanh(self.f(x))
 
 
+class Scaled(nn.Module):
+    """Computes in the precision of its weights, in autocast too."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(W))
+
+    def forward(self, x):
+        return x.to(DTYPE) * self.scale
+
+
+class GatedUnit(nn.Module):
+    """What it is given goes into two products."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(W, W), nn.Linear(W, W), nn.Linear(W, W)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 class Perceptron(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(W, 2 * W), nn.GELU(), nn.Linear(2 * W, W))

@@ -5,11 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from tests.support.cases import CASES
 from tests.support.parity import all_plans, build, last_plan, train_distributed, train_plainly
 from tests.support.ranks import run_processes, run_threads
+from torch import Tensor, nn
+
+import farspan
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
@@ -69,3 +75,49 @@ def test_same_numbers_as_one_process_over_real_processes(num_processes: int, nam
         found = json.loads(process.stdout.splitlines()[-1])
         assert len(found) == len(names)
         assert {name: differences for name, differences in found.items() if differences} == {}, f"rank {rank}"
+
+
+class Scaled(nn.Module):
+    """Computes in float32, in autocast too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() * self.scale
+
+
+class GatedUnit(nn.Module):
+    """Casts what `first` gives twice, in autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Scaled()
+        self.gate, self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def test_gradients_of_two_casts_of_a_tensor_from_another_rank_add_up_in_its_own_precision() -> None:
+    """Autocast keeps the cast of a leaf of autograd, which the tensor is on its new rank, and not of an activation."""
+
+    def built() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 16), GatedUnit(), nn.Linear(16, 16))
+
+    def gradients(model: Any) -> list[Any]:
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(8, 16)).float().square().mean()
+        loss.backward()
+        return [item.grad.tolist() for item in model.parameters()]
+
+    wanted = gradients(built())
+    for remat in (False, True):
+        plan = {"0": 0, "1.first": 0, "1.gate": 1, "1.up": 1, "1.down": 1, "2": 1}
+        models = [built() for _ in range(2)]
+        found = run_threads(2, lambda rank: gradients(farspan.distribute(models[rank], plan=plan, remat=remat)))  # noqa: B023
+        assert found == [wanted] * 2

@@ -336,7 +336,8 @@ class Recorder:
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
-        changing = self.changing_backwards.begin(backward)
+        changes = self.changing_backwards
+        changing = changes.begin(backward) if changes.open or changes.latest else []
         self.num_pending_backwards += 1
         self.next_graph()
         if (self.hooks.hooked and self.hooks.are_there) or backward.stops is not None:

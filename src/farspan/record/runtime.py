@@ -61,6 +61,8 @@ class Engine(Protocol):
     rank: int
     num_ranks: int
     num_flushes: int
+    sanitizer: Any
+    """What checks all that the engine relies on; None if nobody has asked for it."""
 
     @property
     def executor(self) -> GradientsOnTheWay: ...

@@ -98,6 +98,7 @@ from farspan.torch_private.symbols import quotient as quotient
 from farspan.torch_private.symbols import units_of as units_of
 from farspan.torch_private.symbols import without_assumptions as without_assumptions
 from farspan.torch_private.tensors import ADAPTIVE_RESULT as ADAPTIVE_RESULT
+from farspan.torch_private.tensors import as_activation as as_activation
 from farspan.torch_private.tensors import copy_all as copy_all
 from farspan.torch_private.tensors import fill_with_poison as fill_with_poison
 from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
@@ -126,6 +127,7 @@ from farspan.torch_private.tensors import unscale_ as unscale_
 from farspan.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
+    "as_activation",
     "ADAPTIVE_RESULT",
     "address_of_storage",
     "alone",

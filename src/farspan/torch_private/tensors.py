@@ -13,6 +13,7 @@ from torch._C import DisableTorchFunction
 from farspan.torch_private.mode_stack import no_dispatch
 
 __all__ = [
+    "as_activation",
     "copy_all",
     "fill_with_poison",
     "has_compatible_type",
@@ -118,6 +119,16 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
     """Returns the hooks on a tensor that autograd calls with its gradient, and that may change it."""
     with DisableTorchFunction():
         return list((tensor._backward_hooks or {}).values())
+
+
+def as_activation(leaf: torch.Tensor) -> torch.Tensor:
+    """Returns a leaf of autograd, in the same memory, that autocast takes for an activation.
+
+    It casts an activation for each use, so that the gradients of the uses add up in the activation's own precision. Of
+    a leaf, as parameters are, it keeps one cast, unless that is a view (`cached_cast` in ATen/autocast_mode.cpp).
+    """
+    with torch.no_grad():
+        return torch.ops.aten.alias.default(leaf)
 
 
 def poisoned(shape: Any, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

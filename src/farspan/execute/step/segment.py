@@ -41,7 +41,7 @@ from farspan.execute.backward.split import Deferred, split_backward
 from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value, released_error
 from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
-from farspan.torch_private import raw_grad, set_raw_grad
+from farspan.torch_private import as_activation, raw_grad, set_raw_grad
 
 __all__ = ["call_target", "run_backward", "run_call", "run_forward"]
 _NO_OBJECTS = MutableArguments({})
@@ -65,6 +65,7 @@ def run_forward(
         before: Called with each call that is about to run.
         chosen: Those that run, if not all do.
     """
+    is_cast = any(call.region for call in segment.calls)
     for value in segment.inputs:
         is_at_home = bool(value.name) and value.stage == segment.stage  # a parameter, which is used as it is
         if is_at_home or (chosen is not None and value.data is None):  # or what no chosen call needs
@@ -74,6 +75,8 @@ def run_forward(
         if value.stage != segment.stage:
             leaf = leaf.to(device)  # a stage of this rank may lie on another of its devices
         if value.meta.requires_grad:
+            if is_cast and not value.meta.is_parameter:
+                leaf = as_activation(leaf)
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     last_used = _last_used(segment)

@@ -38,8 +38,10 @@ class ChangingBackwards:
         self.open: set[Any] = set()
         """The leaves and autograd functions that have had no backward yet, or change attributes in it."""
         self._running: Changes | None = None
-        self.latest: dict[Any, Call] = {}
-        """The latest call of each leaf that sets tensors as attributes, and whose backward sets them again."""
+        self.latest: dict[Any, weakref.ref[Call]] = {}
+        """The latest call of a leaf that has set tensors as attributes: its backward does so again."""
+        self._setting: weakref.WeakSet[Call] = weakref.WeakSet()
+        """All such calls."""
         self.are_there = False
         """Whether a backward has changed some."""
         self._quiet: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -52,17 +54,20 @@ class ChangingBackwards:
         if getattr(target, "runs_code_backward", False) and (key := _key_of(target)) not in self._quiet:
             self.open.add(key)
 
+    def note_setting(self, call: Call) -> None:
+        """A call of a leaf, whose backward runs code, has set tensors as attributes."""
+        self.latest[call.target] = weakref.ref(call)
+        self._setting.add(call)
+
     def begin(self, backward: Backward) -> list[Call]:
         """Returns the calls behind a backward that has been recorded, whose code may change attributes in it.
 
         Raises:
             RecordError: It would set an attribute to the tensor of another call than the latest one.
         """
-        if not self.open and not self.latest:
-            return []
         calls: list[Call] = []
         for call in passed(backward):
-            if self.latest.get(call.target, call) is not call and call.entry.attributes:
+            if call in self._setting and self.latest[call.target]() is not call:
                 self.recorder.refuse(
                     f"{call.target}: its backward changes {call.entry.attributes[0].partition('.')[2]}",
                     why="a checkpoint sets it again, after a later call has set it to another tensor.",

@@ -351,12 +351,15 @@ def text_for_others(call: Call) -> bytes:
     """Returns what the owner broadcasts about a call that has been resolved at run time."""
     raised = b"" if call.raised is None else exception_to_json(call.raised)
     entry = b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
-    return raised + b"\n" + entry
+    runs_code = b"1" if getattr(call.target, "runs_code_backward", False) else b""
+    return b"\n".join([raised, runs_code, entry])
 
 
 def resolve_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has broadcast."""
-    raised, _, entry = text.partition(b"\n")
+    raised, runs_code, entry = text.split(b"\n", 2)
+    if runs_code:
+        call.target.runs_code_backward = True
     if raised:
         call.raised = exception_from_json(raised, [call])
     if entry:

@@ -58,7 +58,7 @@ def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Te
         put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
         kept = tree_leaves(objects[ATTRIBUTES]) if call.target.runs_code_backward else ()
         if any(isinstance(item, LazyTensor) for item in kept):
-            recorder.changing_backwards.latest[call.target] = call
+            recorder.changing_backwards.note_setting(call)
         if any(name.endswith(".training") for name in call.target.attributes):
             recorder.forget_states()  # `self.norm.eval()` in a forward
     return result

@@ -53,7 +53,8 @@ def _grad(
         return _as_asked(wanted_tensors, gradients, allow_unused, materialize_grads, requires_grad=True)
     backward = record_backward(recorder, outputs, grad_outputs, bool(retain_graph), requested=requested)
     is_open = any(_decides_in_backward(call.target) for call in passed(backward))
-    changing = recorder.changing_backwards.begin(backward)
+    changes = recorder.changing_backwards
+    changing = changes.begin(backward) if changes.open or changes.latest else []
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
