@@ -7,6 +7,7 @@ whether there are any, or of which type, does not.
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "generators_of",
     "get_generator_state",
     "has_accelerator",
+    "ids_of_accelerators",
     "is_accelerator",
     "is_in_use",
     "memory_bytes",
@@ -53,6 +55,12 @@ def accelerators() -> list[torch.device]:
     if not has_accelerator():
         return []
     return [torch.device(_kind(), index) for index in range(torch.accelerator.device_count())]
+
+
+def ids_of_accelerators() -> tuple[str, ...]:
+    """Returns which devices the accelerators of this process are, by index: names that no other device has, whatever
+    processes call it."""
+    return tuple([_id_of(device) for device in accelerators()])
 
 
 def current_device() -> torch.device:
@@ -110,6 +118,13 @@ def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
     indices = {tensor.device.index for tensor in tensors if is_accelerator(tensor.device)}
     indices.add(torch.accelerator.current_device_index())
     return (torch.default_generator, *(generators[index] for index in sorted(indices)))
+
+
+def _id_of(device: torch.device) -> str:
+    module = torch.get_device_module(device)
+    properties_of = getattr(module, "get_device_properties", None)
+    uuid = None if properties_of is None else getattr(properties_of(device), "uuid", None)
+    return f"{socket.gethostname()} {device}" if uuid is None else str(uuid)
 
 
 def _kind() -> str:

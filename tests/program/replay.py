@@ -25,7 +25,7 @@ from tests.program.test_patterns import add, leaf
 from farspan.execute.step import executor
 from farspan.execute.step.executor import Executor
 from farspan.graph import Backward, Graph
-from farspan.plan import Team, Worker
+from farspan.plan import RankDevices, Team, Worker
 from farspan.program.options import Settings
 from farspan.program.program import Action, Channel, Message, Program
 
@@ -120,6 +120,13 @@ class _Computing(Executor):
         return None
 
 
+def told(num_ranks: int, backend: str = "nccl") -> tuple[RankDevices, ...]:
+    """What ranks tell that have two devices each."""
+    return tuple(
+        RankDevices(own="cuda:0", backend=backend, ids=(f"{rank}/0", f"{rank}/1")) for rank in range(num_ranks)
+    )
+
+
 def chain(workers: Sequence[Worker], num_micro_batches: int, schedule: str, *, has_skip: bool = False) -> list[Program]:
     """The programs of all ranks for a pipeline of one block on each worker.
 
@@ -143,7 +150,9 @@ def chain(workers: Sequence[Worker], num_micro_batches: int, schedule: str, *, h
                 x = add(graph, block, stage, *inputs, flops=10**15)
             graph.backwards.append(Backward(graph, [x], [None], retain_graph=False, requested=None, where=None))
             graphs.append(graph)
-        settings = Settings(teams=teams, rank=rank, num_ranks=num_ranks, lookahead=2, schedule=schedule)
+        settings = Settings(
+            teams=teams, rank=rank, num_ranks=num_ranks, lookahead=2, schedule=schedule, devices=told(num_ranks)
+        )
         programs.append(build_program(graphs, settings))
     return programs
 

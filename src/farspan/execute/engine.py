@@ -43,7 +43,7 @@ from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, settings_of, settle_values, stage_number, stages_at
 from farspan.execute.values import SharedValues, ValueSlice
 from farspan.graph import Call, Graph, Meta, Value, release
-from farspan.plan import Team
+from farspan.plan import RankDevices, Team
 from farspan.program.cache import Programs
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
@@ -84,7 +84,8 @@ class Engine:
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
         self.teams: list[Team] = []  # who runs each stage
-        self.devices: list[str] = []  # of each rank, where it computes unless it is told otherwise
+        self.devices: list[RankDevices] = []  # as each rank has told them
+        self.takes_cpu = True  # whether the program has no parameter or buffer on a device: stages take it for theirs
         self.parameters: dict[str, Placed] = {}
         self.sanitizer = _sanitizer_for(self)
         self.channels = self.new_channels(transport, side)
@@ -129,6 +130,7 @@ class Engine:
             parameters=self.parameters,
             device_of=lambda work: device_of(self.teams[work.stage].member(work.turn)),
             check=self.check,
+            takes_cpu=lambda: self.takes_cpu,
         )
         if self.sanitizer is not None:
             self.sanitizer.watch_executor(executor)

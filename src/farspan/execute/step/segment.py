@@ -39,6 +39,7 @@ from farspan.call.wire.users_line import note_line, note_line_of_backward
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
+from farspan.execute.step.stage_device import StageDevice
 from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value, released_error
 from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
@@ -51,17 +52,17 @@ _NOTHING = contextlib.nullcontext()
 
 def run_forward(
     segment: Segment,
-    device: torch.device,
-    around: Callable[[Segment], contextlib.AbstractContextManager[Any]] | None = None,
+    on: StageDevice,
+    around: Callable[[Segment, StageDevice], contextlib.AbstractContextManager[Any]] | None = None,
     *,
     before: Callable[[Call], None] = lambda call: None,
     chosen: Collection[Call] | None = None,
 ) -> None:
-    """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be.
+    """Run the calls of `segment`; its inputs' data is on this rank, its outputs' data will be.
 
     Args:
         segment: What to run.
-        device: Where.
+        on: Where.
         around: Gives the context in which the calls run, if they need one.
         before: Called with each call that is about to run.
         chosen: Those that run, if not all do.
@@ -73,17 +74,17 @@ def run_forward(
         assert value.data is not None, f"{value.describe()} is not here"
         leaf = value.data.detach()
         if value.stage != segment.stage:
-            leaf = leaf.to(device)  # a stage of this rank may lie on another of its devices
+            leaf = leaf.to(on.of(value.meta.device))  # a stage of this rank may lie on another of its devices
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     last_used = _last_used(segment)
-    with _NOTHING if around is None else around(segment):
+    with _NOTHING if around is None else around(segment, on):
         for region, calls in groupby(segment.calls, key=attrgetter("region")):
             with in_region(region):
                 for call in calls if chosen is None else [call for call in calls if call in chosen]:
                     before(call)
-                    run_call(call, segment)
+                    run_call(call, segment, on)
                     for value in last_used.get(call, ()):
                         if not value.is_held:
                             value.data = None
@@ -105,8 +106,8 @@ def _last_used(segment: Segment) -> dict[Call, list[Value]]:
     return found
 
 
-def run_call(call: Call, segment: Segment) -> None:
-    """Run one call; its segment's leaves are there."""
+def run_call(call: Call, segment: Segment, on: StageDevice) -> None:
+    """Run one call; its segment's leaves are there, and its results are to be where the stage has them."""
     entry = call.entry
     assert call.arguments is not None
     if call.versions and plain_versions(call.arguments) != call.versions:
@@ -117,14 +118,14 @@ def run_call(call: Call, segment: Segment) -> None:
         )
     if call.moment.snapshots:
         call.moment.go_to()
-    tensors = [_tensor_of(item, segment) for item in call.arguments]
+    tensors = [_tensor_of(item, segment, on) for item in call.arguments]
     for number, item in [(number, call.arguments[number]) for number in entry.unused]:
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
     if type(call.target) is Leaf and call.target.has_buffers:
         call.buffers = buffers_before(call, call.target)
     with (
-        apply_modes(call.modes),
+        apply_modes(on.modes(call.modes)),
         seeded(call, tensors) if entry.is_random or getattr(call.target, "is_resolved", False) else _NOTHING,
         _NOTHING if call.saved_hooks is None else under_saved_hooks(call.saved_hooks),
     ):
@@ -147,8 +148,7 @@ def run_call(call: Call, segment: Segment) -> None:
             hint="compute it in a module that returns the same structure every time",
         )
     for value, tensor in zip(call.outputs, results, strict=True):
-        _verify(value, tensor, call)
-        value.data = tensor
+        value.data = _verified(value, tensor, call, on)
 
 
 def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -214,9 +214,12 @@ def _is_as_it_was(leaf: Leaf) -> bool:
     )
 
 
-def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
+def _tensor_of(item: Any, segment: Segment, on: StageDevice) -> torch.Tensor:
     if type(item) is not Value:
-        return item.detach() if item.requires_grad else item  # it did not when the call was recorded
+        if item.requires_grad:  # it did not when the call was recorded
+            item = item.detach()
+        place = on.of(item.device)
+        return item if item.device == place else item.to(place)
     return segment.leaves.get(item, item.data)
 
 
@@ -232,11 +235,16 @@ def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor
     return tensor
 
 
-def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
-    meta = value.meta
+def _verified(value: Value, tensor: torch.Tensor, call: Call, on: StageDevice) -> torch.Tensor:
+    """Returns a result, where its stage has it: a call may have named a device.
+
+    Raises:
+        RecordError: It is not what was predicted.
+    """
+    meta, place = value.meta, on.of(value.meta.device)
     is_like_it = tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad
-    if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type == meta.device.type:
-        return
+    if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type in (meta.device.type, place.type):
+        return tensor if tensor.device == place else tensor.to(place)
     raise RecordError(
         f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} on {tensor.device.type} "
         f"(requires_grad={tensor.requires_grad}), predicted was {meta} on {meta.device.type} "
@@ -250,6 +258,7 @@ def run_backward(
     part: BackwardSegment,
     gradients: Mapping[Edge, torch.Tensor | None],
     parameters: Mapping[str, Placed],
+    on: StageDevice,
     *,
     leaves_weights: bool,
     before: Callable[[Collection[Any]], None],
@@ -260,6 +269,7 @@ def run_backward(
         part: What to differentiate.
         gradients: For every incoming edge its gradient; None for one that there is not.
         parameters: By name.
+        on: Where.
         leaves_weights: Whether gradients of parameters may be deferred.
         before: Called with the accumulators of the parameters that get their gradient now, if some may not.
 
@@ -287,7 +297,7 @@ def run_backward(
             part.backward.moment.go_to()
         try:
             with (
-                apply_modes(part.backward.modes),
+                apply_modes(on.modes(part.backward.modes)),
                 around_backward(part.describe),
                 unchanged_in_backward(watched) if watched else _NOTHING,
             ):
@@ -357,7 +367,7 @@ def _roots_of(
     for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
         if root.segment is segment and root.call not in stops:  # hooks are given the seed first
             roots.append(root.data)
-            seeds.append(seed)
+            seeds.append(None if seed is None else seed.to(root.data.device))
     return roots, seeds
 
 
