@@ -39,6 +39,7 @@ from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.pace import Pace
+from farspan.execute.step.stage_device import StageDevice
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, settings_of, settle_values, stage_number, stages_at
 from farspan.execute.values import SharedValues, ValueSlice
@@ -49,7 +50,7 @@ from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
-from farspan.torch_private import raw_grad, without_modes_of
+from farspan.torch_private import move_data, raw_grad, without_modes_of
 from farspan.torch_private.flags import without_hooks_on_what_is_saved
 
 __all__ = ["Engine"]
@@ -331,6 +332,15 @@ class Engine:
         )
         release(graphs, program.released, program.parts)
         self._history.end()
+
+    def settle_devices(self) -> None:
+        """The program has moved parameters or buffers: bring them to where their stages have them now."""
+        placed = self.recorder.placed.values()
+        self.takes_cpu = all(item.meta.device.type == "cpu" for item in placed)
+        with without_modes_of(self.recorder):
+            for item in [item for item in placed if item.is_owned and type(item.tensor) is item.kind]:
+                on = StageDevice(device_of(self.teams[item.stage].leader), self.takes_cpu)
+                move_data(item.tensor, on.of(item.meta.device))
 
     # Values that every rank will want.
 

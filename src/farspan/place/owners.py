@@ -29,6 +29,7 @@ from farspan.torch_private import (
     has_memory_of_its_own,
     has_other_users,
     is_memory_of_others,
+    move_data,
     tree_leaves,
 )
 
@@ -275,9 +276,7 @@ def _settle(item: Placed, plan: ModelPlan, stage: int, recorder: Recording) -> N
     tensor = item.tensor
     if item.is_owned:
         fill_tensor(tensor)
-        device = plan.device_of(stage, item)
-        if tensor.device != device:
-            tensor.data = tensor.data.to(device)
+        move_data(tensor, plan.device_of(stage, item))
         return
     stub = StubParameter.make(item.name, item.meta, recorder, is_parameter=item.is_parameter)
     if item.is_parameter:

@@ -113,6 +113,7 @@ from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.torch_private.tensors import make_wrapper_subclass as make_wrapper_subclass
+from farspan.torch_private.tensors import move_data as move_data
 from farspan.torch_private.tensors import num_users_of_storage as num_users_of_storage
 from farspan.torch_private.tensors import poisoned as poisoned
 from farspan.torch_private.tensors import raw_grad as raw_grad
@@ -170,6 +171,7 @@ __all__ = [
     "hooks_on",
     "has_memory_of_its_own",
     "is_memory_of_others",
+    "move_data",
     "has_other_users",
     "has_own_dispatch",
     "has_weak_references",

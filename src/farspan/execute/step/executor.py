@@ -391,7 +391,8 @@ class Executor:
                     self.replicas.put(item, message.channel.target.device)
             else:  # looked at in the host's memory, before it goes to its device
                 may_be_absent = not message.is_between_gpus and received.reshape(-1)[:1].isnan().any()
-                self.gradients[item] = None if may_be_absent and is_absent(received) else received.to(on.of(item.meta.device))
+                is_there = not (may_be_absent and is_absent(received))
+                self.gradients[item] = received.to(on.of(item.meta.device)) if is_there else None
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:

@@ -21,7 +21,7 @@ from farspan.call.buffer_versions import buffers_before, own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
 from farspan.call.function_call import FunctionCall
-from farspan.call.infer.entry import Unknown
+from farspan.call.infer.entry import Entry, Unknown
 from farspan.call.leaf import Leaf, Placed, Target, tensor_of
 from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
@@ -137,6 +137,8 @@ def run_call(call: Call, segment: Segment, on: StageDevice) -> None:
                 return
             is_resolved = getattr(call.target, "is_resolved", False)
             results = as_before(call, tensors, _results_of) if is_resolved else _results_of(call, tensors)
+            if type(call.target) is not Leaf and call.outputs:
+                results = _apart(results, tensors, entry)
         except Exception as error:
             note_line(error, call)
             raise
@@ -149,6 +151,15 @@ def run_call(call: Call, segment: Segment, on: StageDevice) -> None:
         )
     for value, tensor in zip(call.outputs, results, strict=True):
         value.data = _verified(value, tensor, call, on)
+
+
+def _apart(results: list[torch.Tensor], tensors: list[torch.Tensor], entry: Entry) -> list[torch.Tensor]:
+    """Returns the results with a copy of what is an argument here, and would be none in the plain program: that moves
+    it to another device, and the stage has it there already."""
+    if not any(result is tensor for result in results for tensor in tensors):
+        return results
+    new = [number for number, same in enumerate(entry.same_as) if same < 0]
+    return [result.clone() if number in new else result for number, result in enumerate(results)]
 
 
 def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
