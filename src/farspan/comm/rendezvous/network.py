@@ -9,7 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from farspan import settings
-from farspan.comm.collectives import Collectives, GlooCollectives
+from farspan.comm.collectives import Collectives, GlooCollectives, HostCollectives
 from farspan.comm.gloo import GlooTransport
 from farspan.comm.nccl import NcclTransport, has_nccl
 from farspan.comm.rendezvous.data_groups import form_groups, peers_in_group
@@ -130,7 +130,7 @@ class SocketNetwork:
 
     def owners(self, channel: GroupChannel, limit_s: float) -> Collectives:
         store = dist.PrefixStore(f"position {channel.rank}", self.peers.store)
-        return GlooCollectives(store, channel.number, channel.num_groups, self.address, limit_s)
+        return HostCollectives(GlooCollectives(store, channel.number, channel.num_groups, self.address, limit_s))
 
     def at_end(self, leave: Callable[[], None]) -> None:
         at_process_end(leave)
