@@ -73,8 +73,7 @@ def run_forward(
             continue
         assert value.data is not None, f"{value.describe()} is not here"
         leaf = value.data.detach()
-        if value.stage != segment.stage:
-            leaf = leaf.to(on.of(value.meta.device))  # a stage of this rank may lie on another of its devices
+        leaf = leaf.to(on.of(value.meta.device))  # what made it may be on another device of this rank
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
@@ -255,7 +254,7 @@ def _verified(value: Value, tensor: torch.Tensor, call: Call, on: StageDevice) -
     meta, place = value.meta, on.of(value.meta.device)
     is_like_it = tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad
     if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type in (meta.device.type, place.type):
-        return tensor if tensor.device == place else tensor.to(place)
+        return tensor if tensor.device == place or type(tensor) is PassedBy else tensor.to(place)
     raise RecordError(
         f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} on {tensor.device.type} "
         f"(requires_grad={tensor.requires_grad}), predicted was {meta} on {meta.device.type} "
