@@ -19,6 +19,7 @@ __all__ = [
     "accelerators",
     "current_device",
     "default_generators",
+    "device_here",
     "device_types",
     "generators_of",
     "get_generator_state",
@@ -66,6 +67,12 @@ def ids_of_accelerators() -> tuple[str, ...]:
 def current_device() -> torch.device:
     """Returns where this process computes unless it is told otherwise: its current accelerator, if it has one."""
     return torch.device(_kind(), torch.accelerator.current_device_index()) if has_accelerator() else CPU
+
+
+def device_here(named: torch.device) -> torch.device:
+    """Returns a device that another rank may have named, if this process has such a one; else the CPU."""
+    is_here = not is_accelerator(named) or (has_accelerator() and named.type == _kind() and _index(named) < _count())
+    return named if is_here else CPU
 
 
 def wait_for_current_stream() -> None:
@@ -125,6 +132,15 @@ def _id_of(device: torch.device) -> str:
     properties_of = getattr(module, "get_device_properties", None)
     uuid = None if properties_of is None else getattr(properties_of(device), "uuid", None)
     return f"{socket.gethostname()} {device}" if uuid is None else str(uuid)
+
+
+def _index(device: torch.device) -> int:
+    return 0 if device.index is None else device.index
+
+
+@functools.cache
+def _count() -> int:
+    return torch.accelerator.device_count()
 
 
 def _kind() -> str:

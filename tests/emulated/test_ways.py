@@ -121,9 +121,7 @@ WAYS = {
     "a rank reads, a stage on the CPU": Way(far="--from-rank host", plan=split("rank:0/cpu", "rank:1/cuda:0")),
     "saved and loaded": Way(words=MLP + " --reload torch --buffers"),
     "saved and loaded by farspan": Way(words=MLP + " --reload farspan --buffers"),
-    "saved and loaded, one process": Way(
-        words=MLP + " --reload farspan", far="", ranks=1, plan=split(FIRST, SECOND)
-    ),
+    "saved and loaded, one process": Way(words=MLP + " --reload farspan", far="", ranks=1, plan=split(FIRST, SECOND)),
     "dropout": Way(words=GPT + " --dropout 0.1"),
     "dropout, remat": Way(words=GPT + " --dropout 0.1", more={"remat": True}),
     "printed at the end": Way(words=GPT + " --print never"),

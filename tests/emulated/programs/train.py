@@ -134,6 +134,7 @@ def main() -> None:
     if options.set_device:
         torch.cuda.set_device(farspan.rank() % torch.cuda.device_count())
         options.device = f"cuda:{torch.cuda.current_device()}"
+
     def build() -> nn.Module:
         return Mlp(has_norm=options.buffers) if options.model == "mlp" else Gpt(dropout=options.dropout)
 
