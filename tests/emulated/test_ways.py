@@ -69,6 +69,16 @@ WAYS = {
         plan={"": FIRST, "layers.1": SECOND, "layers.2": "rank:1/cuda:2", "layers.3": "rank:1/cuda:3", "head": FIRST},
         devices="cuda:4",
     ),
+    "two ranks, two devices each, without NCCL": Way(
+        far="",
+        plan={"": FIRST, "layers.1": SECOND, "layers.2": "rank:1/cuda:2", "layers.3": "rank:1/cuda:3", "head": FIRST},
+        devices="cuda:4",
+        settings={"nccl": 0},
+    ),
+    "two ranks, a device and the CPU each": Way(
+        far="",
+        plan={"": FIRST, "layers.1": "rank:0/cpu", "layers.2": "rank:1/cuda:1", "layers.3": "rank:1/cpu", "head": FIRST},
+    ),
     "by another name": Way(words=MLP + " --device npu:0", far="--device npu:0", devices="npu:2"),
     "by another name, one process": Way(
         words=MLP + " --device npu:0",

@@ -17,6 +17,7 @@ from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward.split import Deferred
 from farspan.execute.backward.unsaved import release_inputs, release_unsaved
+from farspan.execute.step.device_copies import DeviceCopies
 from farspan.execute.step.pace import DeviceClock
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
@@ -24,7 +25,7 @@ from farspan.execute.step.stage_device import StageDevice
 from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
-from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent, placed_on
+from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent
 from farspan.execute.weights.replicas import Replicas
 from farspan.graph import Backward, BackwardSegment, Call, Edge, Segment, SliceName, Value
 from farspan.program.program import Action, Message, Program
@@ -58,6 +59,8 @@ class Executor:
         self.check = check
         """Raises if another rank has failed."""
         self.remat = Remat()
+        self.copies = DeviceCopies()
+        self._has_several = False
         self.replicas = Replicas(parameters)
         self.gradients: dict[Edge, torch.Tensor | None] = {}
         self.deferred: dict[BackwardSegment, Deferred] = {}
@@ -148,7 +151,9 @@ class Executor:
                 has_arrived=self.channels.has_arrived,
                 add=self._reduce,
             )
-        if program.has_several_workers:
+        self._has_several = program.has_several_workers
+        if self._has_several:
+            self.copies.forget()
             self._run_in_turn(program.actions)
         elif program.actions:
             with on_device(self.device_of(program.actions[0].work)):
@@ -214,6 +219,7 @@ class Executor:
             self.check()
             with on_device(self.device_of(action.work)):
                 self._run_with_messages(action)
+                self.copies.note(action.work, self.device_of(action.work))
 
     def _begin(self, action: Action) -> None:
         """Post receives: this action is its worker's next one."""
@@ -310,7 +316,10 @@ class Executor:
         """Add gradients that have arrived at their owner, all of one backward."""
         parts = [part for part in parts if self.interruption.end_before(part) is None]
         found = [(part.incoming[0], self._on(part)) for part in parts]
-        gradients = [placed_on(on.of(edge.meta.device), self.gradients.pop(edge)) for edge, on in found]
+        arrived = [(edge, on, self.gradients.pop(edge)) for edge, on in found]
+        gradients = [
+            None if item is None else on.brought(item, edge.meta.device, edge.src) for edge, on, item in arrived
+        ]
         for part in parts:
             self.interruption.begin_part(part, leaves_weights=False)
         try:
@@ -328,7 +337,9 @@ class Executor:
         if part.segment is not None and self.replicas.tensors:
             self.replicas.bring(part.segment, on.device)
         found = [(edge, self.gradients.pop(edge)) for edge in part.incoming]
-        incoming = {edge: None if item is None else item.to(on.of(edge.meta.device)) for edge, item in found}
+        incoming = {
+            edge: None if item is None else on.brought(item, edge.meta.device, edge.src) for edge, item in found
+        }
         if part.brings_outside:
             arrived = self.arrived.setdefault(part.backward, [])
             arrived += [(edge.key, item) for edge, item in incoming.items() if item is not None]  # all are of values
@@ -420,7 +431,7 @@ class Executor:
         return tensor.contiguous() if is_slice else tensor  # else it would take memory for all between its columns
 
     def _on(self, work: Segment | BackwardSegment) -> StageDevice:
-        return StageDevice(self.device_of(work), self.takes_cpu())
+        return StageDevice(self.device_of(work), self.takes_cpu(), self.copies if self._has_several else None)
 
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
         name, ended_ns = action.work.title, time.perf_counter_ns()

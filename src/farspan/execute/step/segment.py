@@ -73,7 +73,7 @@ def run_forward(
             continue
         assert value.data is not None, f"{value.describe()} is not here"
         leaf = value.data.detach()
-        leaf = leaf.to(on.of(value.meta.device))  # what made it may be on another device of this rank
+        leaf = on.brought(leaf, value.meta.device, value.segment)
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf

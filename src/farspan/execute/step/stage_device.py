@@ -11,11 +11,13 @@ Metadata are what the program sees, on every rank; a value is brought to its pla
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from farspan.call.modes import Modes, with_device
 from farspan.devices import CPU, is_accelerator
+from farspan.execute.step.device_copies import DeviceCopies
 
 __all__ = ["StageDevice"]
 
@@ -27,15 +29,30 @@ class StageDevice:
     Attributes:
         device: Where the stage computes.
         takes_cpu: Whether it has what the program has on the CPU, too.
+        copies: Of the step that runs, where this rank has several workers.
     """
 
     device: torch.device
     takes_cpu: bool = False
+    copies: DeviceCopies | None = None
 
     def of(self, named: torch.device) -> torch.device:
         """Returns where a tensor is that the program has on a device."""
         stays = not self.takes_cpu if named.type == "cpu" else named.type == "meta"
         return named if stays else self.device
+
+    def brought(self, tensor: torch.Tensor, named: torch.device, made_by: Any) -> torch.Tensor:
+        """Returns what another stage of this rank may have made, on the device where this one has it.
+
+        Args:
+            tensor: What has been made.
+            named: Where the program has it.
+            made_by: The work that has made it.
+        """
+        place = self.of(named)
+        if tensor.device == place:
+            return tensor
+        return tensor.to(place) if self.copies is None else self.copies.bring(tensor, place, made_by)
 
     def modes(self, modes: Modes) -> Modes:
         """Returns the modes in which the stage runs what was recorded in `modes`: autocast and the device for new
