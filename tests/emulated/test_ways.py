@@ -77,7 +77,13 @@ WAYS = {
     ),
     "two ranks, a device and the CPU each": Way(
         far="",
-        plan={"": FIRST, "layers.1": "rank:0/cpu", "layers.2": "rank:1/cuda:1", "layers.3": "rank:1/cpu", "head": FIRST},
+        plan={
+            "": FIRST,
+            "layers.1": "rank:0/cpu",
+            "layers.2": "rank:1/cuda:1",
+            "layers.3": "rank:1/cpu",
+            "head": FIRST,
+        },
     ),
     "by another name": Way(words=MLP + " --device npu:0", far="--device npu:0", devices="npu:2"),
     "by another name, one process": Way(
@@ -132,8 +138,6 @@ WAYS = {
     "saved and loaded": Way(words=MLP + " --reload torch --buffers"),
     "saved and loaded by farspan": Way(words=MLP + " --reload farspan --buffers"),
     "saved and loaded, one process": Way(words=MLP + " --reload farspan", far="", ranks=1, plan=split(FIRST, SECOND)),
-    "dropout": Way(words=GPT + " --dropout 0.1"),
-    "dropout, remat": Way(words=GPT + " --dropout 0.1", more={"remat": True}),
     "printed at the end": Way(words=GPT + " --print never"),
     # how it is run
     "remat": Way(words=GPT, more={"remat": True}),

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--reload", choices=("torch", "farspan"), help="what saves and loads all, after the first step")
     parser.add_argument("--evaluate", action="store_true", help="a forward without gradients after each step")
     parser.add_argument("--buffers", action="store_true", help="a BatchNorm between the layers of the MLP")
-    parser.add_argument("--print", choices=("step", "never"), default="step")
+    parser.add_argument("--print", choices=("step", "never", "last"), default="step")
     parser.add_argument("--save")
     options = parser.parse_args()
 
@@ -187,7 +187,7 @@ def main() -> None:
             model.train()
         if options.reload and len(losses) == 1:
             reload(options.reload, model, optimizer, f"{options.save}.saved", farspan)
-    losses = [float(loss) for loss in losses]
+    losses = [float(loss) for loss in (losses[-1:] if options.print == "last" else losses)]
     print(losses)
     if options.save:
         state = {name: value.cpu().clone() for name, value in model.state_dict().items()}
