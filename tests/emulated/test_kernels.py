@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ def assert_same(one: Path, other: Path, places: int | None = None) -> None:
     (losses, state), (other_losses, other_state) = saved(one), saved(other)
     assert state.keys() == other_state.keys()
     if places is not None:
-        near = {"atol": 10.0**-places, "rtol": 0.0}
-        torch.testing.assert_close(torch.tensor(losses), torch.tensor(other_losses), **near)
-        torch.testing.assert_close(dict(state), dict(other_state), **near)
+        near = functools.partial(torch.testing.assert_close, atol=10.0**-places, rtol=0.0)
+        near(torch.tensor(losses), torch.tensor(other_losses))
+        near(dict(state), dict(other_state))
         return
     assert losses == other_losses
     assert [name for name in state if not torch.equal(state[name], other_state[name])] == []

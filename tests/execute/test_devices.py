@@ -106,7 +106,9 @@ def test_an_absent_gradient_is_seen_before_it_goes_to_its_device() -> None:
         message: Any = SimpleNamespace(channel=channel, is_between_gpus=False, items=[edge], metas=[edge.meta])
         message.tensors = [torch.full((2,), torch.nan) if is_there else as_absent(edge, message)]
         channels = SimpleNamespace(wait=lambda *_: None, rank=0)
-        executor: Any = SimpleNamespace(_be_at_leisure=lambda: None, channels=channels, gradients={})
+        executor: Any = SimpleNamespace(
+            _be_at_leisure=lambda: None, channels=channels, gradients={}, takes_cpu=lambda: True
+        )
         Executor._wait(executor, message, "")
         gradient = executor.gradients[edge]
         assert gradient.device.type == "meta" if is_there else gradient is None

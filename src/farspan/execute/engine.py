@@ -39,7 +39,7 @@ from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.pace import Pace
-from farspan.execute.step.stage_device import StageDevice
+from farspan.execute.step.segment import StageDevice
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, settings_of, settle_values, stage_number, stages_at
 from farspan.execute.values import SharedValues, ValueSlice

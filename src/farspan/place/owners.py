@@ -12,7 +12,7 @@ from farspan.call.infer.entry import meta_of
 from farspan.call.leaf import Leaf, Placed
 from farspan.call.user_hooks import open_leaves
 from farspan.errors import PlanError
-from farspan.execute.step.stage_device import StageDevice
+from farspan.execute.step.segment import StageDevice
 from farspan.execute.teams import device_of
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.models import fill_all, fill_tensor

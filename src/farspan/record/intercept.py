@@ -63,6 +63,7 @@ from farspan.torch_private import (
     is_compiled_wrapper,
     is_mode_active,
     not_passed_on,
+    replace_apply,
     watch_autocast_regions,
     watch_backward_hooks,
 )
@@ -407,7 +408,7 @@ def install() -> None:
     nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
     nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
-    nn.Module._apply = moving_in_program(lambda module: _recorder_of_module.get(id(module)), nn.Module._apply)  # type: ignore[method-assign]
+    replace_apply(functools.partial(moving_in_program, lambda module: _recorder_of_module.get(id(module))))
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
 

@@ -181,8 +181,11 @@ class LazyTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """Returns the value as a plain tensor without gradient history; computes what has been recorded if
         necessary."""
-        data, device = self._data(), device_here(self._value.meta.device)
-        return data if data.device == device else data.to(device, non_blocking=is_accelerator(device))
+        data, named = self._data(), self._value.meta.device
+        if data.device == named:
+            return data
+        device = device_here(named)  # this rank may have no such one
+        return data.to(device, non_blocking=is_accelerator(device))
 
     def _data(self) -> torch.Tensor:
         """Returns the same, on whatever device it is."""

@@ -38,6 +38,7 @@ from farspan.torch_private.calls import load_between_hooks as load_between_hooks
 from farspan.torch_private.calls import not_passed_on as not_passed_on
 from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through
+from farspan.torch_private.calls import replace_apply as replace_apply
 from farspan.torch_private.calls import watch_backward_hooks as watch_backward_hooks
 from farspan.torch_private.fakes import as_it_is as as_it_is
 from farspan.torch_private.fakes import become_parameter as become_parameter
@@ -202,6 +203,7 @@ __all__ = [
     "modules_held_by",
     "no_dispatch",
     "not_passed_on",
+    "replace_apply",
     "num_users_of",
     "num_users_of_storage",
     "on_fakes",

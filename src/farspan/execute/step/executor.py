@@ -20,8 +20,7 @@ from farspan.execute.backward.unsaved import release_inputs, release_unsaved
 from farspan.execute.step.device_copies import DeviceCopies
 from farspan.execute.step.pace import DeviceClock
 from farspan.execute.step.rematerialized import Remat
-from farspan.execute.step.segment import run_backward, run_forward
-from farspan.execute.step.stage_device import StageDevice
+from farspan.execute.step.segment import StageDevice, run_backward, run_forward
 from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device

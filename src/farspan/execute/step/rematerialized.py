@@ -18,8 +18,7 @@ from farspan.call.leaf import Leaf
 from farspan.call.remat.modules import ModuleUnits, written_attributes
 from farspan.call.remat.operations import OperationUnits, unit_of
 from farspan.call.remat.unit import Unit
-from farspan.execute.step.segment import run_call
-from farspan.execute.step.stage_device import StageDevice
+from farspan.execute.step.segment import StageDevice, run_call
 from farspan.graph import BackwardSegment, Call, Segment
 from farspan.program.program import Program
 

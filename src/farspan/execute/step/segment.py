@@ -4,12 +4,21 @@
     gradients of outputs -> torch.autograd.backward -> leaf.grad   backward
 
 Autograd never crosses a border: each segment is its own small autograd graph, so no engine run ever waits.
+
+Where the tensors of a stage are, the plan says: the program may name another device. Metadata are what the program
+sees, on every rank; a value is brought to its place when it comes to a stage.
+
+    the program says    a stage on cuda:1    a stage on the CPU
+    cuda:0              cuda:1               cpu
+    cpu                 cpu                  cpu                    where the program has the model on a device
+    cpu                 cuda:1               cpu                    where it has the model on the CPU
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -23,7 +32,7 @@ from farspan.call.draws.scope import active, seeded
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown
 from farspan.call.leaf import Leaf, Placed, Target, tensor_of
-from farspan.call.modes import apply_modes, in_region, under_saved_hooks
+from farspan.call.modes import Modes, apply_modes, in_region, under_saved_hooks, with_device
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
 from farspan.call.pytree.template import flatten, plain_arguments, rebuild
@@ -36,18 +45,65 @@ from farspan.call.side_effects.attributes import (
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.call.wire.users_line import note_line, note_line_of_backward
+from farspan.devices import CPU
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
-from farspan.execute.step.stage_device import StageDevice
+from farspan.execute.step.device_copies import DeviceCopies
 from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value, released_error
 from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
 
-__all__ = ["call_target", "run_backward", "run_call", "run_forward"]
+__all__ = ["StageDevice", "call_target", "run_backward", "run_call", "run_forward"]
 _NO_OBJECTS = MutableArguments({})
 _NOTHING = contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class StageDevice:
+    """The device of a stage, in the place of those that the program names.
+
+    Attributes:
+        device: Where the stage computes.
+        takes_cpu: Whether it has what the program has on the CPU, too.
+        copies: Of the step that runs, where this rank has several workers.
+    """
+
+    device: torch.device
+    takes_cpu: bool = False
+    copies: DeviceCopies | None = None
+
+    def of(self, named: torch.device) -> torch.device:
+        """Returns where a tensor is that the program has on a device."""
+        stays = not self.takes_cpu if named.type == "cpu" else named.type == "meta"
+        return named if stays else self.device
+
+    def brought(self, tensor: torch.Tensor, named: torch.device, made_by: Any) -> torch.Tensor:
+        """Returns what another stage of this rank may have made, on the device where this one has it.
+
+        Args:
+            tensor: What has been made.
+            named: Where the program has it.
+            made_by: The work that has made it.
+        """
+        place = self.of(named)
+        if tensor.device == place:
+            return tensor
+        return tensor.to(place) if self.copies is None else self.copies.bring(tensor, place, made_by)
+
+    def modes(self, modes: Modes) -> Modes:
+        """Returns the modes in which the stage runs what was recorded in `modes`: autocast and the device for new
+        tensors are those of its own device."""
+        grad, inference, autocast, settings = modes
+        makes_elsewhere = settings.device is not None or (self.takes_cpu and self.device.type != "cpu")
+        if not (autocast or makes_elsewhere):
+            return modes
+        kinds = tuple([(self.of(torch.device(kind)).type, *rest) for kind, *rest in autocast])
+        device = self.of(settings.device or CPU)
+        if device != (settings.device or CPU):
+            settings = with_device(settings, device)
+        return grad, inference, kinds, settings
 
 
 def run_forward(
