@@ -111,6 +111,7 @@ class _Computing(Executor):
             check=lambda: None,
         )
         self.written, self.workers = written, workers
+        self.copies = mock.Mock()  # there is nothing to copy, nor a device
 
     def _run_action(self, action: Action) -> None:
         call = HostCall("run", self.workers[action.work.stage], self.written.current, None, id(action))
