@@ -41,7 +41,7 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.randn(W))
 
     def forward(self, x):
-        return x.to(DTYPE) * self.scale
+        return x.to(self.scale.dtype) * self.scale
 
 
 class GatedUnit(nn.Module):
