@@ -7,23 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.around_tanh import Tanh, built, train
 from tests.support.ranks import run_threads
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farspan
 from farspan.errors import RecordError
-
-
-class Tanh(nn.Module):
-    """What all of them compute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x))
 
 
 class Adjoint(torch.autograd.Function):
@@ -114,27 +104,6 @@ class MovesAState(KeepsALog):
     def logged(self, x: Tensor) -> Tensor:
         self.state = 0.5 * self.state + x.detach().mean()
         return Tanh.forward(self, x) * self.state
-
-
-def train(model: Any) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    generator = torch.Generator().manual_seed(1)
-    found: list[float] = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        losses = []
-        for _ in range(2):
-            loss = model(torch.randn(4, 4, generator=generator)).square().mean()
-            loss.backward()
-            losses.append(loss)
-        optimizer.step()
-        found += [loss.item() for loss in losses]
-    return found
-
-
-def built(kind: type[Tanh]) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4), nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(

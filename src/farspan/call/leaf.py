@@ -104,6 +104,7 @@ class Leaf(ModuleTarget):
     """A module placed wholly on one stage."""
 
     __slots__ = (
+        "__weakref__",
         "around",
         "attributes",
         "buffers",
@@ -125,7 +126,6 @@ class Leaf(ModuleTarget):
         "placed",
         "receivers",
         "runs_code_backward",
-        "__weakref__",
         "settings",
         "stage",
         "state",

@@ -41,13 +41,13 @@ class ChangingBackwards:
         self.latest: dict[Any, weakref.ref[Call]] = {}
         """The latest call of a leaf that has set tensors as attributes: its backward does so again."""
         self._setting: weakref.WeakSet[Call] = weakref.WeakSet()
-        """All such calls."""
+        """All calls that have set tensors as attributes, and may still have a backward."""
         self.are_there = False
-        """Whether a backward has changed some."""
+        """Whether a backward has changed attributes."""
         self._quiet: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those whose first backward has changed none."""
+        """The modules and functions whose first backward has changed no attribute."""
         self._changing: set[Any] = set()
-        """Those of which one has changed some."""
+        """The modules and functions of which a backward has changed attributes."""
 
     def see(self, target: Target) -> None:
         """A module or an autograd function is called, maybe for the first time."""
