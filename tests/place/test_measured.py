@@ -95,10 +95,15 @@ def on_ranks(num_ranks: int, seconds: list[float], act: Callable[[nn.Module], An
     return run_threads(num_ranks, program)
 
 
+def rank_of(model: nn.Module, number: int) -> int:
+    """Returns where a layer is."""
+    plan = farspan.plan_of(model)
+    return plan.rank_of(plan.placement[str(number)])
+
+
 def trained(model: nn.Module) -> tuple[list[float], dict[str, Tensor], list[int]]:
     losses, state, _ = train(model)
-    plan = farspan.plan_of(model)
-    return losses, state, [plan.rank_of(plan.placement[str(number)]) for number in range(len(list(model.children())))]
+    return losses, state, [rank_of(model, number) for number in range(len(list(model.children())))]
 
 
 @pytest.fixture
@@ -238,6 +243,35 @@ def test_what_keeps_the_model_in_its_place_is_named(keep: Callable[..., None], s
     on_ranks(2, [*[SHORT_S] * 5, LONG_S], keeping, measure=True)
     (line,) = {text for text in shown if "stays" in text}
     assert re.fullmatch(f"the model stays where it began: {said}".replace("HERE", re.escape(__file__)), line)
+
+
+def test_a_model_moves_whose_modules_keep_recorded_tensors() -> None:
+    """A running mean of what the layer before gives, which the next step reads again."""
+
+    def keeping(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        generator = torch.Generator().manual_seed(1)
+        model[4].mean = torch.zeros(8)
+        losses: list[Tensor] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(4):
+                result = model(torch.randn(4, 8, generator=generator)) + model[4].mean
+                model[4].mean = 0.9 * model[4].mean + 0.1 * result.detach().mean(0)
+                losses.append(result.square().mean())
+                losses[-1].backward()
+            optimizer.step()
+        found = [loss.item() for loss in losses]
+        if model not in plan_by_model:
+            return found, None
+        engine().agreement.barrier("the end")
+        return found, [rank_of(model, number) for number in range(6)]
+
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    wanted, _ = keeping(build(seconds))
+    for losses, ranks in on_ranks(2, seconds, keeping, measure=True):
+        assert losses == wanted
+        assert ranks == [0, 1, 1, 1, 1, 1]
 
 
 def wide_run(model: nn.Module) -> tuple[list[float], dict[str, Tensor], tuple[str, ...], str]:
