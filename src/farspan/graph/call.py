@@ -185,6 +185,7 @@ class Call:
     """A module call or an op call: one unit of work on one stage."""
 
     __slots__ = (
+        "__weakref__",
         "arguments",
         "buffer_names",
         "buffers",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.leaf import LeakError, WholeError
-from farspan.devices import device_here, is_accelerator
 from farspan.errors import RecordError
 from farspan.graph import plain_of
 from farspan.launch.raised.tracebacks import cut_frames
@@ -184,14 +183,6 @@ class LazyTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """Returns the value as a plain tensor without gradient history; computes what has been recorded if
         necessary."""
-        data, named = self._data(), self._value.meta.device
-        if data.device == named:
-            return data
-        device = device_here(named)  # this rank may have no such one
-        return data.to(device, non_blocking=is_accelerator(device))
-
-    def _data(self) -> torch.Tensor:
-        """Returns the same, on whatever device it is."""
         try:
             return self._recorder.read(self)
         except Exception as error:
@@ -199,18 +190,18 @@ class LazyTensor(torch.Tensor):
             raise
 
     def item(self) -> Any:
-        return self._data().item()
+        return self.read().item()
 
     def tolist(self) -> Any:
-        return self._data().tolist()
+        return self.read().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        return self._data().numpy(force=force)
+        return self.read().numpy(force=force)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._data().__array__(*args, **kwargs)
+        return self.read().__array__(*args, **kwargs)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         return self.read().__dlpack__(*args, **kwargs)
@@ -219,22 +210,22 @@ class LazyTensor(torch.Tensor):
         return self.read().__dlpack_device__()
 
     def __bool__(self) -> bool:
-        return bool(self._data())
+        return bool(self.read())
 
     def __int__(self) -> int:
-        return int(self._data())
+        return int(self.read())
 
     def __float__(self) -> float:
-        return float(self._data())
+        return float(self.read())
 
     def __complex__(self) -> complex:
-        return complex(self._data())
+        return complex(self.read())
 
     def __index__(self) -> int:
-        return self._data().__index__()
+        return self.read().__index__()
 
     def __contains__(self, element: Any) -> bool:
-        return element in self._data()
+        return element in self.read()
 
     def __iter__(self) -> Any:
         return iter(self.unbind(0))
@@ -249,7 +240,7 @@ class LazyTensor(torch.Tensor):
             return repr(with_history(value, name))
 
     def __format__(self, spec: str) -> str:
-        return format(self._data(), spec) if not self.dim() or spec else repr(self)
+        return format(self.read(), spec) if not self.dim() or spec else repr(self)
 
     def __dir__(self) -> list[str]:
         """Returns torch's names and the program's: of more than 750 Python would suggest none for one that is not."""

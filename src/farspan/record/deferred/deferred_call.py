@@ -36,7 +36,7 @@ fetch all that; but views are not, of which a rank fetches the part that it read
 class DeferredCall(Call):
     """A call that is not recorded while it is in no segment."""
 
-    __slots__ = ("__weakref__", "is_outdated", "results", "tensors", "values")
+    __slots__ = ("is_outdated", "results", "tensors", "values")
 
     def __init__(self, *, tensors: Sequence[torch.Tensor], **known: Any) -> None:
         super().__init__(**known)
