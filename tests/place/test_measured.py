@@ -160,6 +160,38 @@ def test_a_copy_is_named_where_it_keeps_the_model_in_its_place(shown: list[str])
     assert line.startswith("the model stays where it began: the program has a copy of it (copy.deepcopy makes one, ")
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_exception_is_said_to_keep_the_model_in_its_place_if_the_program_goes_on(
+    goes_on: bool, shown: list[str]
+) -> None:
+    """Where it ends the program its traceback is all there is to say."""
+
+    class Raising(nn.Module):
+        """Finds only where it runs that an index is out of range."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.table((x.abs() > 1e6).any(-1).long() * 4)
+
+    models = [nn.Sequential(*build([SHORT_S] * 5), Raising()) for _ in range(2)]
+
+    def program(rank: int) -> list[int]:
+        model = farspan.distribute(models[rank], measure=True)
+        with pytest.raises(IndexError):
+            model(torch.full((4, 8), 1e9)).sum().item()
+        assert not [text for text in shown if "stays" in text]
+        engine().agreement.barrier("the end")
+        return trained(model)[2] if goes_on else []
+
+    found = run_threads(2, program)
+    said = [text for text in shown if "stays" in text]
+    assert said == ["the model stays where it began: a step has ended with an exception"] * 2 * goes_on
+    assert found == [[0, 0, 0, 1, 1, 1] if goes_on else []] * 2
+
+
 def keep_values(model: Any, kept: list[Any]) -> None:
     kept.append(model(torch.ones(1, 8)).sum())
 

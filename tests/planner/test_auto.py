@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,37 @@ def test_fewer_units_than_stages_is_a_plan_error_with_their_names() -> None:
     with pytest.raises(PlanError) as caught:  # pins need a stage on each rank
         auto_plan(BLOCKS[:2], num_stages=3, devices=RANKS, hints=Hints(pins={"blocks.0": "rank:0"}))
     assert caught.value.hint == "farspan run -n 2, or data_parallel=3"
+
+
+@pytest.mark.parametrize(
+    ("devices", "hints", "hint"),
+    [
+        (RANKS[:2], Hints(stages=9), "farspan.distribute(model, stages=6)"),
+        (
+            [f"rank:{rank}" for rank in range(8)],
+            Hints(stages=9),
+            "farspan.distribute(model, stages=6), whose stages have several ranks",
+        ),
+        (
+            [f"rank:{rank}" for rank in range(9)],
+            Hints(stages=9, max_memory="1GB"),
+            "farspan.distribute(model, stages=6) and farspan run -n 6",
+        ),
+        (
+            [f"rank:{2 * stage}+rank:{2 * stage + 1}" for stage in range(9)],
+            None,
+            "farspan run -n 12, or data_parallel=9",
+        ),
+    ],
+)
+def test_what_is_advised_for_too_many_stages_works(devices: list[str], hints: Hints | None, hint: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        auto_plan(BLOCKS, num_stages=9, devices=devices, hints=hints)
+    assert caught.value.hint == hint
+    if hint.startswith("farspan.distribute"):
+        devices = devices[:6] if hint.endswith("-n 6") else devices
+        hints = replace(hints or Hints(), stages=6)
+        assert auto_plan(BLOCKS, num_stages=6, devices=devices, hints=hints).num_stages == 6
 
 
 @pytest.mark.parametrize(("num_stages", "devices"), [(0, RANKS), (1, [])])

@@ -328,6 +328,17 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_no_optimizer_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(torch.optim.SGD(model.parameters(), lr=0.1))
+    for given, kind in ((model, "Linear"), ({"a": model}, "Linear"), (scheduler, "LinearLR"), (3, "int")):
+        with pytest.raises(CheckpointError) as caught:
+            farspan.save(tmp_path, model=model, optimizer=given, step=1)
+        assert caught.value.what == f"optimizer= is a {kind}." and caught.value.why
+        assert caught.value.hint == "an optimizer, or a dictionary of optimizers"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_of_checkpoints_may_be_called_step_something(tmp_path: Path) -> None:
     """By its name it was taken for one checkpoint, without a manifest."""
     farspan.save(tmp_path / "step-wise", model=nn.Linear(2, 2), step=3, wait=True)

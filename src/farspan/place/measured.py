@@ -181,17 +181,27 @@ class _FirstSteps:
             self._end(f"the model stays where it began: {users[0]}")
 
     def interrupted(self) -> None:
-        """A step has ended with an exception that the program catches: what was measured is not of whole steps."""
-        self._end("the model stays where it began: a step has ended with an exception")
+        """A step has ended with an exception: what was measured is not of whole steps. That is said after the next
+        step, if the program catches it and goes on."""
+        self._stop()
+        self.engine.after_step.append(self._stepped_again)
+
+    def _stepped_again(self) -> None:
+        self.engine.after_step.remove(self._stepped_again)
+        self.watch.settle(self.begun, "the model stays where it began: a step has ended with an exception")
 
     def _end(self, why: str) -> None:
         """Leave things as they are."""
+        self._stop()
+        self.watch.settle(self.begun, why)
+
+    def _stop(self) -> None:
+        """Measure no more."""
         engine = self.engine
         engine.after_abort.remove(self.interrupted)
         engine.after_step.remove(self.step_over)
         engine.executor = engine.plain_executor()
         engine.executor.remat = self.profiler.remat
-        self.watch.settle(self.begun, why)
 
     def _find(self) -> tuple[Plan, str]:
         """Returns the plan for what all ranks have measured, and what there is to say of it; the same on every rank."""

@@ -67,7 +67,7 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
     elif num_stages == 1:  # holds for a model without any parameter too
         stage_of, placement = [0] * len(units), {"": 0}
     elif len(units) < num_stages:
-        raise _too_few(units, num_stages, may_be_wide=all(device.count("rank:") == 1 for device in devices))
+        raise _too_few(units, num_stages, devices, hints)
     else:
         stage_of = partition([unit.cost for unit in units], num_stages, cut_costs=cut_costs(units), slack=_SLACK)
         placement = placement_of(units, stage_of)
@@ -78,20 +78,29 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
     )
 
 
-def _too_few(units: Sequence[Unit], num_stages: int, *, may_be_wide: bool) -> PlanError:
+def _too_few(units: Sequence[Unit], num_stages: int, devices: Sequence[str], hints: Hints | None) -> PlanError:
     """Returns the error for a model of fewer units than stages.
 
     Args:
         units: Its.
-        num_stages: As many as there are ranks, or as the user has asked for.
-        may_be_wide: Whether fewer stages may have several ranks each.
+        num_stages: As many as there are devices, or as the user has asked for.
+        devices: One rank each, or as many as split a stage between them.
+        hints: With pins, together or max_memory there is one stage on each rank.
     """
-    most = len(units) or 1
-    wide = f"farspan.distribute(model, stages={most}), whose stages have several ranks; or "
+    most, width = len(units) or 1, devices[0].count("rank:") or 1
+    is_asked = num_stages != len(devices) or (hints is not None and hints.stages is not None)
+    launch = f"farspan run -n {most * width}"
+    fewer = f"farspan.distribute(model, stages={most})"
+    wide = f"{fewer}{', whose stages have several ranks' * (most < len(devices))}"
+    is_fixed = width > 1 or (hints is not None and hints.are_about_places)
+    if is_asked:  # what is asked for holds in each group, and on any number of ranks
+        hint = f"{fewer} and {launch}" if is_fixed else wide
+    else:
+        hint = f"{'' if is_fixed or not units else f'{wide}; or '}{launch}, or data_parallel={num_stages}"
     return PlanError(
         f"no plan has {count_of(num_stages, 'stage')} for this model.",
         why=f"{_named(units)}.",
-        hint=f"{wide if may_be_wide and units else ''}farspan run -n {most}, or data_parallel={num_stages}",
+        hint=hint,
     )
 
 
@@ -116,7 +125,7 @@ def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: 
         )
     meaning_of(hints, names, num_ranks)  # raises if they mean nothing
     if len(units) < num_stages:
-        raise _too_few(units, num_stages, may_be_wide=False)
+        raise _too_few(units, num_stages, [f"rank:{rank}" for rank in range(num_ranks)], hints)
     nodes = tuple(
         CostedNode(
             name=unit.name or WHOLE_MODEL, forward_s=unit.cost, memory_bytes=float(_COPIES * unit.parameter_bytes)

@@ -60,7 +60,10 @@ for number, batch in enumerate(batches()):
         break
     if number == 1 and RANK == 1 and STORY == "exit":
         sys.exit(0)  # here: exit
-    optimizer.zero_grad()
+    if STORY == "early" and farspan.rank() == 0:
+        farspan.save(FOLDER, model=model, step=number)  # here: early
+    if STORY != "clear" or farspan.rank() == 0:
+        optimizer.zero_grad()  # here: clear
     if STORY == "evaluation" and farspan.rank() == 0:
         with torch.no_grad():
             print(model(X[:4]).argmax(-1).tolist())  # here: evaluation

@@ -25,8 +25,26 @@ CAUSES = {
     "branch": [f"rank 0 called the model at {line_of('branch')}, rank 1 at {line_of('training')}.", ONE_RANK],
     "end": [f"rank 0 called the model at {line_of('end')}.", "is that line under `if farspan.rank() == 0`"],
     "often": [f"called the model at {line_of('training')} more often than the others", "as many batches on every rank"],
-    "save": [f"rank 0: farspan.save, at {line_of('save')}", f"rank 1: body at {PROGRAM}:"],
-    "restore": [f"rank 0: farspan.load, at {line_of('restore')}", f"rank 1: body at {PROGRAM}:"],
+    "save": [
+        f"rank 0: farspan.save, at {line_of('save')}",
+        f"rank 1: body at {PROGRAM}:",
+        "every rank calls farspan.save;",
+    ],
+    "early": [
+        f"rank 0: farspan.save, at {line_of('early')}",
+        f"rank 1: body.bias.grad = None, at {line_of('clear')}",
+        "every rank calls farspan.save;",
+    ],
+    "clear": [
+        f"rank 0: body.bias.grad = None, at {line_of('clear')}",
+        f"rank 1: body at {PROGRAM}:",
+        "every rank calls optimizer.zero_grad();",
+    ],
+    "restore": [
+        f"rank 0: farspan.load, at {line_of('restore')}",
+        f"rank 1: body at {PROGRAM}:",
+        "every rank calls farspan.load;",
+    ],
     "break": [
         f"rank 1 has come past its program's last line,\n       after optimizer.step(), at {line_of('step')}",
         LOOP,

@@ -170,6 +170,19 @@ def test_one_rank_of_several_speaks(
     assert program.summary(capsys) == []
 
 
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_what_to_try_is_said_once(is_launched: bool, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the third step, if `farspan run` has launched the ranks, else at the end."""
+    program.console.is_launched = is_launched
+    for _ in range(8):
+        program.console.note_drawing("a module")
+        program.run(1.0, 0.9, 0.9)
+        program.console.optimizer_stepped()
+    (early,) = capsys.readouterr().err.splitlines() or [""]
+    assert ("a module decides by what it draws" in early) == is_launched
+    assert any("a module decides by what it draws" in line for line in program.summary(capsys)) != is_launched
+
+
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "sys.exit(3)", "raise ValueError"])
 def test_a_run_that_ends_well_ends_with_its_summary(end: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -225,6 +226,21 @@ def test_the_error_names_the_hints_that_are_in_the_way() -> None:
         best_plan(chain(), devices(2), 8, hints=Hints(max_memory="10MB"))
     assert "no plan keeps the hint max_memory='10MB'" in caught.value.what
     assert "max_memory='74.7 MiB'" in caught.value.hint
+
+
+@pytest.mark.parametrize("hints", [Hints(), Hints(max_memory="1GB")])
+def test_more_ranks_than_stages_is_no_hint_of_the_user(hints: Hints) -> None:
+    """Some of the model's units stay together; a hint that is not in the way is not named."""
+    graph = named("embed", "a", "b")
+    graph = replace(graph, nodes=(graph.nodes[0], *(replace(node, together="both") for node in graph.nodes[1:])))
+    with pytest.raises(PlanError) as caught:
+        best_plan(graph, devices(3), 4, hints=replace(hints, stages=3, are_stages_given=False))
+    assert caught.value.what == "no plan was found that has a stage on each of 3 ranks."
+    assert caught.value.why == (
+        "the search keeps units together that use each other's results, or share tensors: it has 2 parts."
+    )
+    assert caught.value.hint == "farspan run -n 2"
+    assert len(best_plan(graph, devices(2), 4, hints=replace(hints, stages=2)).best.stages) == 2
 
 
 def test_the_plan_says_what_is_where_because_of_a_hint() -> None:

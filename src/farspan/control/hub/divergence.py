@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from farspan.control.text import clip_head, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 __all__ = [
     "END_OF_STEP",
@@ -78,8 +78,11 @@ _ALL_CALL = {
     "farspan.save": "each writes its own part",
     "farspan.load": "each reads its own part",
     "copy.deepcopy": "each copies its own part",
+    "optimizer.zero_grad()": "each clears its own part of the gradients",
 }
 """Calls that all ranks make together, and why."""
+_CLEARED = ".grad = None, at "
+"""In what `optimizer.zero_grad()` is noted as."""
 _MAX_ENDS = 2
 _MAX_VARIANTS = 4
 _MAX_DESCRIPTION = 240
@@ -184,7 +187,8 @@ def describe_difference(
         return what, "\n".join(lines), LEFT_THE_LOOP
     if is_without_hint and hints:  # what one does, and no other, is not what the hints are about
         return what, "\n".join(lines), OTHER_THINGS
-    return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
+    hint = HINT if HINT in hints or not hints else hints[0]
+    return what, "\n".join(lines), hint if hints else _hint_of_some(texts.values()) or hint
 
 
 def _next_line(history: History, index: int) -> str:
@@ -234,6 +238,15 @@ def describe_ended(
     if any(call.endswith("step()") for call in calls):
         return what, why, LEFT_THE_LOOP
     return what, why, _hint_of_call(calls.pop()) if len(calls) == 1 else ""
+
+
+def _hint_of_some(texts: Collection[str]) -> str:
+    """Returns what to try where one of `texts`, but not each, is a call that all ranks make together."""
+    for call in _ALL_CALL:
+        is_call = [text.startswith(call) or (call == "optimizer.zero_grad()" and _CLEARED in text) for text in texts]
+        if any(is_call) and not all(is_call):
+            return _hint_of_call(call)
+    return ""
 
 
 def _hint_of_call(call: str) -> str:

@@ -110,6 +110,8 @@ class Console:
         self._has_optimizer = False
         """Whether an optimizer has stepped: a training step goes on until one does. Else each backward ends one."""
         self._is_step_open = False
+        self._said_hint = ""
+        """What has been shown of how micro-batches would overlap: the summary leaves it out."""
         self._drawing: dict[str, int] = {}
         """How often what is recorded ran before a module that decides by what it draws, after a backward."""
         self._read_at: Any = None
@@ -187,6 +189,7 @@ class Console:
                 hint = self._overlap_hint() or self._micro_batches_hint(record.exchange.busy_s(), number)
                 if hint:
                     self.say(hint)
+                    self._said_hint = hint if self.is_launched else ""
         if not self.report_path or self.num_training_steps not in self.reported_steps:
             return
         key = f"timeline {record.number}"
@@ -265,7 +268,8 @@ class Console:
         times = [each for each in self._times if len(each.busy_s) == len(self._times[-1].busy_s)]
         hint = self._overlap_hint() or self._micro_batches_hint(median_busy_s(times), times[-1].num_micro_batches)
         for line in describe_run(self.num_training_steps, times, ranks, hint):
-            self.warn(line)
+            if line != self._said_hint:
+                self.warn(line)
 
     def _note(self, status: StatusFile, record: StepRecord) -> None:
         """Say for `farspan top` how far this rank is."""

@@ -9,8 +9,9 @@ from dataclasses import replace
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.plan.hints import Hints
-from farspan.planner.constraints import hinted_problem
+from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph, CostedNode
+from farspan.planner.cost_model.colocation import group_nodes
 from farspan.planner.optimize.fitting import fitting
 from farspan.units import count_of, format_bytes, format_seconds
 
@@ -50,6 +51,8 @@ def nothing_fits(
         problem = hinted_problem(graph, cluster, hints)
         return fitting(problem, problem.cluster, num_micro_batches, is_question=True).best is not None
 
+    if not hints.are_stages_given and fits(graph, cluster, num_micro_batches, replace(hints, stages=None)):
+        return _fewer_stages(hinted_problem(graph, cluster, hints))
     if hints and fits(graph, cluster, num_micro_batches, Hints()):
         return in_the_way(hints, lambda others: fits(graph, cluster, num_micro_batches, others))
     helps: list[str] = []
@@ -79,6 +82,18 @@ def nothing_fits(
         f"(most in '{heaviest.name}': {format_bytes(heaviest.memory_bytes)}),\nand a micro-batch keeps "
         f"{format_bytes(sum(kept))}, all of it computed again {format_bytes(sum(again))}.{searched}",
         hint=", or\n".join(helps) or "a smaller model, or smaller batches on far more devices",
+    )
+
+
+def _fewer_stages(problem: HintedProblem) -> PlanError:
+    """Returns the error for a stage on each rank, which nobody has asked for, where a plan has fewer."""
+    num_ranks, num_groups = problem.cluster.num_devices, max(group_nodes(problem.searched)[0]) + 1
+    parts = count_of(num_groups, "part")
+    together = f"the search keeps units together that use each other's results, or share tensors: it has {parts}."
+    return PlanError(
+        f"no plan was found that has a stage on each of {count_of(num_ranks, 'rank')}.",
+        why=together if num_groups < num_ranks else "there is one with fewer stages.",
+        hint=f"farspan run -n {num_groups}" if num_groups < num_ranks else "fewer ranks",
     )
 
 

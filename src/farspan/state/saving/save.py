@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from farspan.errors import CheckpointError, naming_keywords
@@ -225,11 +226,16 @@ def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> Non
         raise CheckpointError(f"step={step!r:.60} is no number of a checkpoint.", why=_COUNTS, hint="step=100")
     if keep is not None and (type(keep) is not int or keep < 1):
         raise CheckpointError(f"keep={keep!r:.60} is no number of checkpoints.", why=_COUNTS, hint="keep=3")
-    if optimizer is not None and not isinstance(optimizer, (Optimizer, dict)) and not hasattr(optimizer, "state_dict"):
-        kind = type(optimizer).__name__
-        raise CheckpointError(
-            f"optimizer= is a {kind}.", why="it has no state_dict.", hint="an optimizer, or a dictionary of optimizers"
-        )
+    given: list[Any] = [*optimizer.values()] if isinstance(optimizer, dict) else [optimizer]
+    for each in given:
+        lacks = [name for name in ("state_dict", "step") if not hasattr(each, name)]
+        is_other = isinstance(each, (torch.nn.Module, LRScheduler))
+        if is_other or (lacks and each is not None and not isinstance(each, (Optimizer, dict))):
+            raise CheckpointError(
+                f"optimizer= is a {type(each).__name__}.",
+                why=f"it has no {lacks[0]}." if lacks else "it is no optimizer.",
+                hint="an optimizer, or a dictionary of optimizers",
+            )
 
 
 _SNAPSHOTS = 'the ways are "auto", "copy" and, on Linux, "fork".'
