@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.launcher import READY, SOURCE, Job, is_running, wait_until
 
 from farspan.launch.attempts.outcome import _without_difference
@@ -141,6 +142,25 @@ def test_culprit_is_the_rank_that_failed_by_itself(job):
     assert code == 1
     assert "rank 2 of 3 failed: exit code 1.\n" in err and err.count("ValueError: the cause") == 1
     assert err[err.index("farspan run:") :].count("Traceback") == 1
+
+
+def test_what_rank_0_writes_before_all_ranks_fail_is_whole(job, tmp_path):
+    """Rank 1 fails first, for it writes nothing: it answers what rank 0 still asks it."""
+    script = (
+        "import farspan, torch\n"
+        "model = farspan.distribute(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))))\n"
+        "model(torch.ones(2, 256)).sum().backward()\n"
+        "farspan.flush()\n"
+        "if rank == 0: time.sleep(1)\n"
+        "torch.save(model.state_dict(), here + '/weights.pt')\n"
+        "print('saved')\n"
+        "raise ValueError('on all ranks')\n"
+    )
+    code, out, err = job.run(script)
+    assert code == 1 and "saved\n" in out, err
+    assert err.count("ValueError: on all ranks\n") == 2, "the traceback, and the line of the launcher"
+    sizes = [item.numel() for item in torch.load(tmp_path / "weights.pt").values()]
+    assert sizes == [256 * 256, 256] * 4
 
 
 @pytest.mark.parametrize("is_handled", [False, True])

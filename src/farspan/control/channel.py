@@ -6,6 +6,7 @@ All methods are thread-safe. Waits sleep on one condition that the listener thre
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -19,7 +20,7 @@ from farspan.control.hub.server import HubServer
 from farspan.control.late import LateRanks
 from farspan.control.link import Link, LoopLink, Server, connect
 from farspan.control.requests import Calls
-from farspan.control.text import as_error, clip_head, described, fresh, stack_of
+from farspan.control.text import as_error, clip_head, described, fresh, is_answering, stack_of
 from farspan.control.tree.numbers import host_of
 from farspan.control.waits import Waits
 from farspan.errors import FarspanError
@@ -80,6 +81,8 @@ class SideChannel:
         self.failure: FarspanError | None = None
         self.has_told = self._all_finished = self._fail_noted = self._closed = False
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
+        self._is_cut = False
+        """Whether the connection to the hub has ended."""
         self.on_close: Callable[[], None] = lambda: None
         self.address, self.streams = link.address, link.streams
         self.secret = secret
@@ -88,7 +91,7 @@ class SideChannel:
         self._link = link
         self._server = server
         self._condition = threading.Condition()
-        self._calls = Calls(rank, link, self._condition, self._wait)
+        self._calls = Calls(rank, link, self._condition, functools.partial(self._wait, is_question=True))
         self._started: int | None = None
         self._agreed: int | None = None
         self._gathers = Gathers(rank, world_size, link, self._condition)
@@ -221,6 +224,24 @@ class SideChannel:
             raise late
         return answer
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether other ranks still answer: none has failed, or one whose program has raised, which stays for a while
+        and answers what those ask that have not come so far yet."""
+        return self.failure is None or is_answering(self.failure)
+
+    def raise_if_ended(self, rank: int) -> None:
+        """Raises if `rank` has said goodbye, or a rank that has failed answers nothing any more."""
+        if not self.may_ask:
+            self.check(rank, 0)
+        with self._condition:
+            self._calls.raise_if_ended(rank)
+
+    def wait_ended(self, rank: int, patience_s: float) -> bool:
+        """Returns whether `rank` ends in that time, or this rank's connection does."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._calls.has_ended(rank) or self._is_cut, patience_s)
+
     def check(self, rank: int, patience_s: float) -> None:
         """Raises why `rank` does not answer, if that becomes known in time: some rank has failed, or that one ended."""
         with self._condition:
@@ -286,17 +307,24 @@ class SideChannel:
                 _log.info("rank %d ends after lingering for %g s; other ranks still run", self.rank, linger_s)
             self._server.stop()
 
-    def _wait(self, ready: Callable[[], bool], deadline_s: float, *, is_enough: bool = False) -> bool:
+    def _wait(
+        self, ready: Callable[[], bool], deadline_s: float, *, is_enough: bool = False, is_question: bool = False
+    ) -> bool:
         """Waits, holding the condition; returns whether it came true in time. Raises the failure at once, whatever is
-        ready; unless `is_enough`, where what has come before the failure is returned."""
+        ready; unless `is_enough`, where what has come before the failure is returned; or `is_question`, which a rank
+        answers that has raised.
+        """
+
+        def is_stopped() -> bool:
+            is_failed = not self.may_ask if is_question else self.failure is not None or bool(self._own_failure)
+            return is_failed or self._closed
+
         with contextlib.nullcontext() if ready() else self._link.waiting():
-            self._condition.wait_for(
-                lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
-                min(deadline_s, threading.TIMEOUT_MAX),
-            )
+            self._condition.wait_for(lambda: is_stopped() or ready(), min(deadline_s, threading.TIMEOUT_MAX))
         if is_enough and self._has_come(ready):
             return True
-        self._raise_if_stopped()
+        if not is_question or is_stopped():
+            self._raise_if_stopped()
         return ready()
 
     def _raise_if_stopped(self) -> None:
@@ -390,7 +418,7 @@ class SideChannel:
 
     def _on_end(self, failure: Header) -> None:
         with self._condition:
-            self._fail_noted = True
+            self._fail_noted = self._is_cut = True
             self._condition.notify_all()
         self.take_failure(as_error(failure))
 

@@ -47,6 +47,11 @@ EACH_OTHER = (
 """What to try where two ranks wait for each other."""
 
 
+def is_answering(failure: BaseException) -> bool:
+    """Returns whether the rank of which a failure is has raised, and told it itself: it stays until rank 0 has ended."""
+    return isinstance(failure, RemoteError) and bool(failure.remote_traceback)
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """Returns names ranks; runs of three and more become a range.
 

@@ -21,7 +21,7 @@ from farspan.comm.router import Carrier
 from farspan.comm.transport import TransferError
 from farspan.control.channel import SideChannel
 from farspan.control.hub.divergence import ProgramEnd
-from farspan.control.text import first_line
+from farspan.control.text import first_line, is_answering
 from farspan.errors import FarspanError, RemoteError
 from farspan.execute.abort.aborted import check_computed
 from farspan.execute.abort.raised_alone import raised_alone
@@ -300,9 +300,10 @@ class Engine:
             self.interrupt()
         raise error
 
-    def interrupt(self) -> None:
-        """Ends all transfers: nothing goes from rank to rank any more."""
-        self.values.pulls.abort()
+    def interrupt(self, *, may_ask: bool = False) -> None:
+        """Ends all transfers: nothing goes from rank to rank any more, but for what ranks ask and answer, if they `may`."""
+        if not may_ask:
+            self.values.pulls.abort()
         self.groups.abort()
         if self.transport is not None:
             self.transport.abort()
@@ -313,7 +314,7 @@ class Engine:
             self._failure = failure
         self._failed.set()
         self.values.halts.wake()
-        self.interrupt()
+        self.interrupt(may_ask=is_answering(failure))
 
     def check(self) -> None:
         """Raise if this or another rank has failed."""

@@ -46,6 +46,7 @@ class Answering:
         self._lock = threading.Lock()
         self._open: set[Any] = set()
         """The connections, sockets or streams."""
+        self.num_answered = 0
         self._closed = threading.Event()
         self._workers = Workers(f"farspan-pulls-{side.rank}")
 
@@ -89,6 +90,7 @@ class Answering:
             if not isinstance(request, dict):
                 raise ProtocolError("a question without a request")
             send_all(sock, self._answered(request))
+            self.num_answered += 1
 
     def _answered(self, request: dict[str, Any]) -> list[Buffer]:
         try:

@@ -85,6 +85,11 @@ class Pulls:
         self._workers = Workers(f"farspan-pulls-{side.rank}-ahead")
         side.on_close = self.close
 
+    @property
+    def num_answered(self) -> int:
+        """How many questions of other ranks have been answered."""
+        return 0 if self._answering is None else self._answering.num_answered
+
     def listen(self) -> dict[str, Any]:
         """Returns where other ranks find this one's tensors: the answer to `{"listen": True}` on the side channel."""
         with self._lock:
@@ -125,7 +130,7 @@ class Pulls:
         self, rank: int, request: dict[str, Any], memory: torch.Tensor | None = None
     ) -> tuple[dict[str, Any], list[torch.Tensor]]:
         """As `pull`, where it is noted elsewhere that somebody waits."""
-        self._side.check(rank, 0)
+        self._side.raise_if_ended(rank)
         try:
             head, tensors = self._ask(rank, request, memory)
         except (TimeoutError, DeadlineError):

@@ -15,7 +15,7 @@
 Past 33 ranks relays stand between (`side/tree`). They say who has said what ("from"), merge what several ranks say
 ("ranks", "is_merged"), and say of the ranks below them: joined, gone, silent, large (parts of a gather).
 
-The first failure wins: after it the hub answers only `status` and counts goodbyes. Unknown messages are ignored, so
+The first failure wins: after it the hub answers `status`, passes on questions and their answers, and counts goodbyes. Unknown messages are ignored, so
 that the protocol can grow.
 """
 
@@ -121,6 +121,8 @@ class Hub:
             return self._on_finish(rank, header, ended)
         if kind == "status":
             return [Message((rank,), {"t": "status", "id": header["id"], **self._status(header)})]
+        if kind in ("request", "reply"):  # a rank that has failed answers for a while
+            return self._relay(rank, header)
         if self.failed:
             # Whoever fails second must not wait for an answer either.
             return [Message((rank,), {"t": "noted"})] if kind == "fail" else []
@@ -149,7 +151,7 @@ class Hub:
         lost = unreachable - self.ended - self.died
         self.died |= lost
         if self.failed or not lost:
-            return []
+            return [Message(None, {"t": "ended", "rank": each}) for each in sorted(lost)]
         return self._publish(describe_death(rank) if rank in lost else describe_left_behind(rank))
 
     def on_silent(self, rank: int) -> list[Message]:

@@ -92,17 +92,30 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
         except Exception as error:  # what the model or its loss raises in the last part, which nothing has read
             sys.excepthook(type(error), error, error.__traceback__)
             _exit_codes.append(exit_code() or 1)
+        is_over_well = not has_raised and engine.is_healthy
+        if engine.rank and not is_over_well:
+            _answer_rank_0(engine)
         engine.groups.close()
         if isinstance(engine.transport, Router):
             engine.transport.close()
         remove_files()
         engine.values.close()
-        is_over_well = not has_raised and engine.is_healthy
         engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
         network.close(is_over_well=is_over_well, has_raised=has_raised)
 
     sys.excepthook = report
     network.at_end(leave)
+
+
+def _answer_rank_0(engine: Engine) -> None:
+    """Stays until rank 0 has ended, or asks nothing for some seconds: it may not have come as far as this rank, and what
+    it is printing, or writing into a file, is to be whole.
+    """
+    pulls, num_answered = engine.values.pulls, -1
+    while engine.side.may_ask and pulls.num_answered != num_answered:
+        num_answered = pulls.num_answered
+        if engine.side.wait_ended(0, _LINGER_AFTER_FAILURE_S):
+            return
 
 
 def _summarize(engine: Engine) -> None:
