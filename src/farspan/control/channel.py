@@ -226,9 +226,9 @@ class SideChannel:
 
     @property
     def may_ask(self) -> bool:
-        """Whether other ranks still answer: none has failed, or one whose program has raised, which stays for a while
-        and answers what those ask that have not come so far yet."""
-        return self.failure is None or is_answering(self.failure)
+        """Whether other ranks still answer this one: none has failed, or one whose program has raised, and this is rank
+        0: they stay for a while, so that what it prints, or writes into a file, is whole."""
+        return self.failure is None or (self.rank == 0 and is_answering(self.failure))
 
     def raise_if_ended(self, rank: int) -> None:
         """Raises if `rank` has said goodbye, or a rank that has failed answers nothing any more."""
@@ -311,13 +311,13 @@ class SideChannel:
         self, ready: Callable[[], bool], deadline_s: float, *, is_enough: bool = False, is_question: bool = False
     ) -> bool:
         """Waits, holding the condition; returns whether it came true in time. Raises the failure at once, whatever is
-        ready; unless `is_enough`, where what has come before the failure is returned; or `is_question`, which a rank
-        answers that has raised.
+        ready; unless `is_enough`, where what has come before the failure is returned; or `is_question`, if this
+        rank still `may_ask`.
         """
 
         def is_stopped() -> bool:
-            is_failed = not self.may_ask if is_question else self.failure is not None or bool(self._own_failure)
-            return is_failed or self._closed
+            is_failed = not self.may_ask if is_question else self.failure is not None
+            return is_failed or bool(self._own_failure) or self._closed
 
         with contextlib.nullcontext() if ready() else self._link.waiting():
             self._condition.wait_for(lambda: is_stopped() or ready(), min(deadline_s, threading.TIMEOUT_MAX))

@@ -56,6 +56,7 @@ class Calls:
         self._ids = itertools.count()
         self._questions: dict[int, _Question] = {}
         self._ended: set[int] = set()
+        self._is_stopped = False
 
     def serve(self, handler: Handler) -> None:
         with self._condition:
@@ -64,6 +65,9 @@ class Calls:
 
     def stop(self, deadline_s: float) -> None:
         """Answer nothing more; returns when nothing is being answered, or at the deadline."""
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
         self._workers.stop(deadline_s)
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -130,9 +134,10 @@ class Calls:
         reply: Header = {"t": "reply", "to": asker, "id": number}
         try:
             with self._condition:
-                self._wait(lambda: self._handler is not None, float("inf"))
+                self._condition.wait_for(lambda: self._handler is not None or self._is_stopped)
                 handler = self._handler
-            assert handler is not None
+            if handler is None:
+                raise ended_error(self._rank)
             self._link.send({**reply, "body": handler(body)})
         except BaseException as error:
             self._link.send({**reply, "error": described(error)})

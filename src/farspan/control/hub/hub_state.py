@@ -151,7 +151,7 @@ class Hub:
         lost = unreachable - self.ended - self.died
         self.died |= lost
         if self.failed or not lost:
-            return [Message(None, {"t": "ended", "rank": each}) for each in sorted(lost)]
+            return []
         return self._publish(describe_death(rank) if rank in lost else describe_left_behind(rank))
 
     def on_silent(self, rank: int) -> list[Message]:
