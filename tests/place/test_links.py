@@ -117,7 +117,7 @@ class Layer(nn.Module):
         self.layer = nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(60e-3)
+        time.sleep(40e-3)
         return self.layer(x)  # type: ignore[no-any-return]
 
 
@@ -134,7 +134,7 @@ def cut(rank: int, widths: list[int]) -> list[int]:
 
 
 def test_a_slow_link_between_hosts_is_minded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the third and the fourth layer goes a MiB, which takes as long as three layers."""
+    """Between the third and the fourth layer goes a MiB, which takes as long as four layers."""
     widths, paced = [8, 8, 8, 4096, 8, 8, 8], transport_of({frozenset((0, 1)): 7e6})
     assert run_threads(2, lambda rank: cut(rank, widths), transport=paced) == [[0, 0, 0, 1, 1, 1]] * 2
     monkeypatch.setattr(exchange, "_host", lambda: f"host {engine().rank}")

@@ -48,7 +48,7 @@ EACH_OTHER = (
 
 
 def is_answering(failure: BaseException) -> bool:
-    """Returns whether the rank of which a failure is has raised, and told it itself: it stays until rank 0 has ended."""
+    """Returns whether the rank whose failure it is has raised and told it itself: it stays until rank 0 has ended."""
     return isinstance(failure, RemoteError) and bool(failure.remote_traceback)
 
 

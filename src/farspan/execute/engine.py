@@ -301,7 +301,7 @@ class Engine:
         raise error
 
     def interrupt(self, *, may_ask: bool = False) -> None:
-        """Ends all transfers: nothing goes from rank to rank any more, but for what ranks ask and answer, if they `may`."""
+        """Ends all transfers: nothing goes from rank to rank any more, but for questions and answers, if they `may`."""
         if not may_ask:
             self.values.pulls.abort()
         self.groups.abort()

@@ -15,8 +15,8 @@
 Past 33 ranks relays stand between (`side/tree`). They say who has said what ("from"), merge what several ranks say
 ("ranks", "is_merged"), and say of the ranks below them: joined, gone, silent, large (parts of a gather).
 
-The first failure wins: after it the hub answers `status`, passes on questions and their answers, and counts goodbyes. Unknown messages are ignored, so
-that the protocol can grow.
+The first failure wins: after it the hub answers `status`, passes on questions and their answers, and counts goodbyes.
+Unknown messages are ignored, so that the protocol can grow.
 """
 
 from __future__ import annotations

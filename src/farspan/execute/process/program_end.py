@@ -108,8 +108,8 @@ def watch_end(engine: Engine, network: Network, router: Router | None, remove_fi
 
 
 def _answer_rank_0(engine: Engine) -> None:
-    """Stays until rank 0 has ended, or asks nothing for some seconds: it may not have come as far as this rank, and what
-    it is printing, or writing into a file, is to be whole.
+    """Stays until rank 0 has ended, or asks nothing for some seconds: it may not have come as far as this rank, and
+    what it is printing, or writing into a file, is to be whole.
     """
     pulls, num_answered = engine.values.pulls, -1
     while engine.side.may_ask and pulls.num_answered != num_answered:
