@@ -134,8 +134,8 @@ def cut(rank: int, widths: list[int]) -> list[int]:
 
 
 def test_a_slow_link_between_hosts_is_minded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the third and the fourth layer goes a MiB, which takes as long as four layers."""
-    widths, paced = [8, 8, 8, 4096, 8, 8, 8], transport_of({frozenset((0, 1)): 7e6})
+    """Between the third and the fourth layer goes a MiB, which takes as long as nine layers."""
+    widths, paced = [8, 8, 8, 4096, 8, 8, 8], transport_of({frozenset((0, 1)): 3e6})
     assert run_threads(2, lambda rank: cut(rank, widths), transport=paced) == [[0, 0, 0, 1, 1, 1]] * 2
     monkeypatch.setattr(exchange, "_host", lambda: f"host {engine().rank}")
     for found in run_threads(2, lambda rank: cut(rank, widths), transport=paced):
