@@ -13,8 +13,8 @@ from farspan.comm.router import Router
 from farspan.devices import current_device, ids_of_accelerators
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
+from farspan.execute.process.world import local_rank_to_be
 from farspan.execute.teams import check_devices, team_at
-from farspan.launch.environment import read_environment
 from farspan.place.mesh.tensor import split_stages
 from farspan.place.owners import ModelPlan, buffers_of_leaves, place
 from farspan.place.repartition.migrate import place_elsewhere
@@ -142,10 +142,9 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
 
 def _told_devices(engine: Engine) -> list[RankDevices]:
     """Returns what each rank tells about its devices."""
-    local_rank = read_environment(needs_rendezvous=False).local_rank
     router = engine.transport if isinstance(engine.transport, Router) else None
     backend = "" if router is None or router.device is None else "nccl"
-    own = str(current_device()), backend, local_rank, ids_of_accelerators()
+    own = str(current_device()), backend, local_rank_to_be(), ids_of_accelerators()
     blobs = engine.agreement.gather("devices", json.dumps(own).encode())
     return devices_of_ranks([json.loads(blob) for blob in blobs])
 

@@ -36,6 +36,7 @@ from farspan.torch_private.calls import is_compiled as is_compiled
 from farspan.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
 from farspan.torch_private.calls import load_between_hooks as load_between_hooks
 from farspan.torch_private.calls import not_passed_on as not_passed_on
+from farspan.torch_private.calls import parse_to as parse_to
 from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through
 from farspan.torch_private.calls import replace_apply as replace_apply
@@ -205,6 +206,7 @@ __all__ = [
     "modules_held_by",
     "no_dispatch",
     "not_passed_on",
+    "parse_to",
     "replace_apply",
     "num_users_of",
     "num_users_of_storage",

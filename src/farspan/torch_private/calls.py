@@ -17,6 +17,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.nn.utils import parametrize
 
 __all__ = [
+    "parse_to",
     "replace_apply",
     "NAMES_A_STRETCH",
     "call_without_compiling",
@@ -232,3 +233,8 @@ def check_release() -> None:
 def replace_apply(make: Callable[[Any], Any]) -> None:
     """Let `nn.Module._apply`, through which `model.to(...)` and its like go, be what `make` makes of it."""
     torch.nn.Module._apply = make(torch.nn.Module._apply)  # type: ignore[method-assign]
+
+
+def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:
+    """Returns the device, the dtype, whether not to wait, and the memory format of arguments of `torch.Tensor.to`."""
+    return torch._C._nn._parse_to(*args, **kwargs)
