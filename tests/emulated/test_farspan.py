@@ -9,7 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 from tests.emulated.conftest import Ended, Run
+from tests.emulated.programs.train import Mlp
 from tests.emulated.test_kernels import TRAIN, assert_same
 
 TWO_DEVICES = '{"": "rank:0/cuda:0", "layers.2": "rank:0/cuda:1", "layers.3": "rank:0/cuda:1"}'
@@ -52,6 +54,14 @@ def test_the_scalars_of_a_step_come_to_the_host_at_once(run: Run, tmp_path: Path
 
 def test_one_process_with_two_devices(run: Run, tmp_path: Path) -> None:
     same_as_plain(run, tmp_path, "--model mlp", "--plan " + TWO_DEVICES, ranks=1)
+
+
+@pytest.mark.parametrize("to", ["before", "after", "default"])
+@pytest.mark.parametrize("far_words", ["--set-device", "--set-device --deferred"])
+def test_pretrained_weights(run: Run, tmp_path: Path, to: str, far_words: str) -> None:
+    save_file(Mlp().state_dict(), tmp_path / "model.safetensors")
+    words = f"--model mlp --measure no --to {to} --pretrained {tmp_path / 'model.safetensors'}"
+    same_as_plain(run, tmp_path, words, far_words)
 
 
 def waits_of_a_warm_step(run: Run, words: str) -> dict[str, float]:

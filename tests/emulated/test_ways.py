@@ -55,6 +55,7 @@ WAYS = {
     "no device set, first step measured": Way(words="--model mlp", far=""),
     "four ranks": Way(ranks=4, devices="cuda:4", plan=FOUR),
     "four ranks that set no device": Way(ranks=4, devices="cuda:4", plan=FOUR, far=""),
+    "four ranks, first step measured": Way(words="--model mlp", ranks=4, devices="cuda:4"),
     "two ranks on one device": Way(far="", devices="cuda:1"),
     "four ranks on two devices": Way(ranks=4, far="", plan=FOUR),
     "one process, two devices": Way(ranks=1, far="", plan=split(FIRST, SECOND)),
@@ -93,6 +94,9 @@ WAYS = {
         ranks=1,
         plan=split("rank:0/npu:0", "rank:0/npu:1"),
     ),
+    "by another name, four ranks": Way(
+        words=MLP + " --device npu:0", far="--device npu:0", devices="npu:4", ranks=4, plan=FOUR
+    ),
     # without NCCL
     "without NCCL": Way(settings={"nccl": 0}),
     "without NCCL, first step measured": Way(words="--model mlp", settings={"nccl": 0}),
@@ -102,6 +106,7 @@ WAYS = {
     "moved after, one process": Way(words=MLP + " --to after", ranks=1, far="", plan=split(FIRST, SECOND)),
     "built on the device": Way(words=MLP + " --to default"),
     "deferred": Way(far="--set-device --deferred"),
+    "deferred, first step measured": Way(words="--model mlp", far="--set-device --deferred"),
     "deferred, moved after": Way(words=MLP + " --to after", far="--set-device --deferred"),
     "deferred on the device": Way(words=MLP + " --to default", far="--set-device --deferred"),
     "a stage on the CPU": Way(far="", plan=split("rank:0/cuda:0", "rank:1/cpu")),
@@ -155,8 +160,23 @@ WAYS = {
     "groups, optimizer sharded": Way(more={"data_parallel": 2, "shard": "optimizer"}),
     "groups, parameters sharded": Way(more={"data_parallel": 2, "shard": "parameters"}),
     "tensor": Way(words=GPT + " --optimizer sgd", more={"tensor_parallel": 2}, places=3),
+    "groups of two, parameters sharded": Way(
+        ranks=4, devices="cuda:4", more={"data_parallel": 2, "shard": "parameters"}
+    ),
+    "tensor and deep": Way(ranks=4, devices="cuda:4", plan=split("rank:0&rank:1", "rank:2&rank:3"), places=3),
     "tensor, one process": Way(words=MLP, far="", ranks=1, plan={"": f"{FIRST}&{SECOND}"}, places=3),
     "micro-batches of farspan's": Way(words=MLP + " --micro-batches 1", more={"micro_batches": 2}, places=4),
+    "micro-batches of farspan's, one process": Way(
+        words=MLP + " --micro-batches 1",
+        far="",
+        ranks=1,
+        plan=split(FIRST, SECOND),
+        more={"micro_batches": 2},
+        places=4,
+    ),
+    "micro-batches of farspan's, four ranks": Way(
+        words=MLP + " --micro-batches 1", ranks=4, devices="cuda:4", plan=FOUR, more={"micro_batches": 2}, places=4
+    ),
 }
 
 

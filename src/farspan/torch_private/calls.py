@@ -237,4 +237,4 @@ def replace_apply(make: Callable[[Any], Any]) -> None:
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:
     """Returns the device, the dtype, whether not to wait, and the memory format of arguments of `torch.Tensor.to`."""
-    return torch._C._nn._parse_to(*args, **kwargs)
+    return torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true", help="a forward without gradients after each step")
     parser.add_argument("--buffers", action="store_true", help="a BatchNorm between the layers of the MLP")
     parser.add_argument("--print", choices=("step", "never", "last"), default="step")
+    parser.add_argument("--pretrained", help="a file of weights to begin with")
     parser.add_argument("--save")
     options = parser.parse_args()
 
@@ -142,6 +144,10 @@ def main() -> None:
         torch.set_default_device(options.device)
     with farspan.deferred_init() if options.deferred and options.farspan else contextlib.nullcontext():
         model = build()
+    if options.pretrained and options.farspan:
+        farspan.load_pretrained(model, options.pretrained)
+    elif options.pretrained:
+        model.load_state_dict(load_file(options.pretrained))
     if options.to == "before" or (options.to == "after" and not options.farspan):
         model.to(options.device)
     if options.farspan:
