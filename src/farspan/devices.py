@@ -7,6 +7,7 @@ whether there are any, or of which type, does not.
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,10 +19,12 @@ __all__ = [
     "accelerators",
     "current_device",
     "default_generators",
+    "device_here",
     "device_types",
     "generators_of",
     "get_generator_state",
     "has_accelerator",
+    "ids_of_accelerators",
     "is_accelerator",
     "is_in_use",
     "memory_bytes",
@@ -55,9 +58,21 @@ def accelerators() -> list[torch.device]:
     return [torch.device(_kind(), index) for index in range(torch.accelerator.device_count())]
 
 
+def ids_of_accelerators() -> tuple[str, ...]:
+    """Returns which devices the accelerators of this process are, by index: names that no other device has, whatever
+    processes call it."""
+    return tuple([_id_of(device) for device in accelerators()])
+
+
 def current_device() -> torch.device:
     """Returns where this process computes unless it is told otherwise: its current accelerator, if it has one."""
     return torch.device(_kind(), torch.accelerator.current_device_index()) if has_accelerator() else CPU
+
+
+def device_here(named: torch.device) -> torch.device:
+    """Returns a device that another rank may have named, if this process has such a one; else the CPU."""
+    is_here = not is_accelerator(named) or (has_accelerator() and named.type == _kind() and _index(named) < _count())
+    return named if is_here else CPU
 
 
 def wait_for_current_stream() -> None:
@@ -110,6 +125,22 @@ def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
     indices = {tensor.device.index for tensor in tensors if is_accelerator(tensor.device)}
     indices.add(torch.accelerator.current_device_index())
     return (torch.default_generator, *(generators[index] for index in sorted(indices)))
+
+
+def _id_of(device: torch.device) -> str:
+    module = torch.get_device_module(device)
+    properties_of = getattr(module, "get_device_properties", None)
+    uuid = None if properties_of is None else getattr(properties_of(device), "uuid", None)
+    return f"{socket.gethostname()} {device}" if uuid is None else str(uuid)
+
+
+def _index(device: torch.device) -> int:
+    return 0 if device.index is None else device.index
+
+
+@functools.cache
+def _count() -> int:
+    return torch.accelerator.device_count()
 
 
 def _kind() -> str:

@@ -84,7 +84,8 @@ def run(accelerator: Path, tmp_path: Path) -> Run:
         command = [sys.executable, "-X", "faulthandler", *(launcher if ranks > 1 else ()), *map(str, words)]
         path = os.pathsep.join(map(str, (_HERE / "site", _ROOT / "src", _ROOT)))
         mine = {"PYTHONPATH": path, "EMULATED_DEVICES": devices, "EMULATED_REPORT": str(folder)}
-        mine |= {f"EMULATED_{name.upper()}": str(value) for name, value in settings.items()}
+        prefixes = {name: "" if name.startswith("farspan") else "EMULATED_" for name in settings}
+        mine |= {f"{prefixes[name]}{name.upper()}": str(value) for name, value in settings.items()}
         started = [
             subprocess.Popen(
                 command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,16 @@ def saved(path: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     return found["losses"], found["state"]
 
 
-def assert_same(one: Path, other: Path) -> None:
+def assert_same(one: Path, other: Path, places: int | None = None) -> None:
+    """Raise unless two programs ended alike, to the last bit or to so many decimal places."""
     (losses, state), (other_losses, other_state) = saved(one), saved(other)
-    assert losses == other_losses
     assert state.keys() == other_state.keys()
+    if places is not None:
+        near = functools.partial(torch.testing.assert_close, atol=10.0**-places, rtol=0.0)
+        near(torch.tensor(losses), torch.tensor(other_losses))
+        near(dict(state), dict(other_state))
+        return
+    assert losses == other_losses
     assert [name for name in state if not torch.equal(state[name], other_state[name])] == []
 
 

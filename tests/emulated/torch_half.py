@@ -154,6 +154,7 @@ class _Properties:
 
     name: str
     total_memory: int
+    uuid: str
     major: int = 8
     minor: int = 0
     multi_processor_count: int = 4
@@ -162,7 +163,6 @@ class _Properties:
     max_threads_per_multi_processor: int = 2048
     gcnArchName: str = ""  # noqa: N815
     warp_size: int = 32
-    uuid: str = "emulated"
     L2_cache_size: int = 1 << 22
     regs_per_multiprocessor: int = 65536
     shared_memory_per_block: int = 49152
@@ -200,9 +200,11 @@ def _fill_in(settings: Settings) -> None:
     c: Any = torch._C
     properties = [
         _Properties(
-            name=f"Emulated accelerator ({settings.memory_bytes >> 20} MiB)", total_memory=settings.memory_bytes
+            name=f"Emulated accelerator ({settings.memory_bytes >> 20} MiB)",
+            total_memory=settings.memory_bytes,
+            uuid=f"emulated {os.environ.get('EMULATED_MACHINE', '')} {index}",
         )
-        for _ in range(settings.num_devices)
+        for index in range(settings.num_devices)
     ]
 
     class StreamBase(c.Stream):

@@ -17,6 +17,7 @@ from farspan.errors import RecordError
 from farspan.execute.engine import Engine
 from farspan.execute.process.world import current_engine
 from farspan.execute.values import SharedValues
+from farspan.record.parameters import program_device
 
 
 def engine() -> Engine:
@@ -146,3 +147,27 @@ def test_memory_that_is_to_be_shared_is_shared_before() -> None:
         assert caught.value.hint.startswith("call share_memory() before farspan.distribute, or share a copy: ")
 
     run_threads(2, program)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.to("cuda:1"),
+        lambda model: model.cuda(1),
+        lambda model: model.cuda(device=torch.device("cuda", 1)),
+    ],
+)
+def test_a_call_that_changes_the_device_alone_says_where_the_program_has_a_model(
+    move: Callable[[nn.Module], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stages stay on the CPU."""
+    monkeypatch.setattr(program_device, "device_here", lambda named: named)
+
+    def program(rank: int) -> tuple[set[str], set[str]]:
+        model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), plan={"0": 0, "1": 1})
+        move(model)
+        moved = {str(each.device) for each in model.parameters()}
+        model.cpu()
+        return moved, {str(each.device) for each in model.parameters()}
+
+    assert run_threads(2, program) == [({"cuda:1"}, {"cpu"})] * 2

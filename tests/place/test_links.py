@@ -24,8 +24,6 @@ from farspan.place.repartition import link_speeds as timed
 from farspan.place.repartition.link_speeds import links_of_hosts
 from farspan.profile import HostLink, RankDevice, cluster_of_ranks
 
-CPU = torch.device("cpu")
-
 
 def transport_of(bytes_per_s: dict[frozenset[int], float]) -> type[LocalTransport]:
     """A transport on which messages between some pairs of ranks take their time."""
@@ -71,7 +69,7 @@ def links(
 ) -> list[dict[str, HostLink]]:
     clocks = Clocks(seconds_of)
     monkeypatch.setattr(timed, "time", clocks)
-    return run_threads(len(hosts), lambda rank: links_of_hosts(engine(), hosts, CPU), transport=clocks.transport())
+    return run_threads(len(hosts), lambda rank: links_of_hosts(engine(), hosts), transport=clocks.transport())
 
 
 def test_a_host_has_the_slower_one_of_its_two_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +87,7 @@ def test_latency_is_that_of_a_small_message(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_host_has_no_links() -> None:
-    assert run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "a"], CPU)) == [{}, {}]
+    assert run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "a"])) == [{}, {}]
 
 
 def test_who_does_not_answer_is_named() -> None:
@@ -98,7 +96,7 @@ def test_who_does_not_answer_is_named() -> None:
             return super().send(flat, dst, channel + 1)
 
     with pytest.raises(DeadlineError, match=r"rank \d, timing links between hosts, waited 1 s") as caught:
-        run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "b"], CPU), transport=Deaf, deadline_s=1.0)
+        run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "b"]), transport=Deaf, deadline_s=1.0)
     assert "is stopped, very slow, or cannot be reached" in caught.value.why
 
 

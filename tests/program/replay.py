@@ -25,7 +25,7 @@ from tests.program.test_patterns import add, leaf
 from farspan.execute.step import executor
 from farspan.execute.step.executor import Executor
 from farspan.graph import Backward, Graph
-from farspan.plan import Team, Worker
+from farspan.plan import RankDevices, Team, Worker
 from farspan.program.options import Settings
 from farspan.program.program import Action, Channel, Message, Program
 
@@ -111,6 +111,7 @@ class _Computing(Executor):
             check=lambda: None,
         )
         self.written, self.workers = written, workers
+        self.copies = mock.Mock()  # there is nothing to copy, nor a device
 
     def _run_action(self, action: Action) -> None:
         call = HostCall("run", self.workers[action.work.stage], self.written.current, None, id(action))
@@ -118,6 +119,13 @@ class _Computing(Executor):
 
     def _to_send(self, item: Any, message: Message) -> Any:
         return None
+
+
+def told(num_ranks: int, backend: str = "nccl") -> tuple[RankDevices, ...]:
+    """What ranks tell that have two devices each."""
+    return tuple(
+        RankDevices(own="cuda:0", backend=backend, ids=(f"{rank}/0", f"{rank}/1")) for rank in range(num_ranks)
+    )
 
 
 def chain(workers: Sequence[Worker], num_micro_batches: int, schedule: str, *, has_skip: bool = False) -> list[Program]:
@@ -143,7 +151,9 @@ def chain(workers: Sequence[Worker], num_micro_batches: int, schedule: str, *, h
                 x = add(graph, block, stage, *inputs, flops=10**15)
             graph.backwards.append(Backward(graph, [x], [None], retain_graph=False, requested=None, where=None))
             graphs.append(graph)
-        settings = Settings(teams=teams, rank=rank, num_ranks=num_ranks, lookahead=2, schedule=schedule)
+        settings = Settings(
+            teams=teams, rank=rank, num_ranks=num_ranks, lookahead=2, schedule=schedule, devices=told(num_ranks)
+        )
         programs.append(build_program(graphs, settings))
     return programs
 

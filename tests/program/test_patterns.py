@@ -16,7 +16,7 @@ from torch import nn
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.graph import EVERYWHERE, Backward, Call, Graph, Meta, RequestedGradients, Value, release
-from farspan.plan import Team, Worker
+from farspan.plan import RankDevices, Team, Worker
 from farspan.program.cache import Programs
 from farspan.program.options import Settings
 
@@ -88,6 +88,8 @@ class Step:
     gradient_of: str = ""
     """Which parameter's gradient the position is."""
     home_stages: tuple[int, ...] = (0, 1, 2)
+    backend: str = ""
+    """What ranks have told that carries tensors between their devices."""
     schedule: str = "auto"
     least_weight_work_s: float = 2e-3
 
@@ -131,17 +133,19 @@ OTHERS: dict[str, Sequence[Any]] = {
     "gradient_reduction": ["sum"],
     "gradient_of": ["embed.weight"],
     "home_stages": [(0, 1, 3), (0, 1)],
+    "backend": ["nccl"],
     "schedule": ["gpipe", "1f1b"],
     "least_weight_work_s": [float("inf")],
 }
 BASES = {
+    "backend": Step(devices=(GPU, GPU, GPU, CPU)),
     "num_outside": Step(requested=("block.weight",)),
     "replicas": Step(members=(1, 2)),
     "gradient_of": Step(members=(1, 2)),
 }
 """Where a field does not matter to the plain step."""
 
-META = Meta((4,), (1,), torch.float32, CPU, True)
+META = Meta((4,), (1,), torch.float32, torch.device(CPU), True)
 PLAIN = replace(META, requires_grad=False)
 
 
@@ -216,7 +220,9 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
         teams[1] = Team(tuple(Worker(rank, CPU) for rank in step.members))
         teams.append(Team((Worker(step.members[0], CPU),)))
     replicas = frozenset((name, Worker(rank, CPU)) for name, rank in step.replicas)
-    return graphs, Settings(teams=tuple(teams), replicas=replicas, **{name: getattr(step, name) for name in names})
+    told = tuple(RankDevices(own=GPU, backend=step.backend, ids=(f"{rank}/0",)) for rank in range(step.num_ranks))
+    given = {name: getattr(step, name) for name in names}
+    return graphs, Settings(teams=tuple(teams), replicas=replicas, devices=told, **given)
 
 
 def source(step: Step) -> Value:

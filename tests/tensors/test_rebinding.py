@@ -318,10 +318,11 @@ def test_what_a_module_has_taken_of_memory_stays_what_it_was_when_a_parameter_ge
     ("relay", "hint"),
     [
         (lambda model: model.to(memory_format=torch.channels_last), "before farspan.distribute(model)"),
+        (lambda model: model.to("cpu", memory_format=torch.channels_last), "before farspan.distribute(model)"),
         (lambda model: setattr(model[1].weight, "data", model[1].weight.data.t().contiguous().t()), "copy_(value)"),
         (lambda model: setattr(model[1].weight, "data", torch.ones(4, 6).t()), "copy_(value)"),
     ],
-    ids=["channels_last", "recorded", "plain"],
+    ids=["channels_last", "channels_last and a device", "recorded", "plain"],
 )
 def test_another_memory_layout_is_an_error(relay: Any, hint: str) -> None:
     """In one process results, and the order of sums, follow it."""

@@ -156,6 +156,11 @@ def current_settings() -> Settings:
     return found
 
 
+def with_device(settings: Settings, device: torch.device) -> Settings:
+    """Returns settings under which tensors are made on another device."""
+    return _known.setdefault(repr((settings.values, device)), Settings(settings.values, device))
+
+
 @contextlib.contextmanager
 def _applied_settings(settings: Settings) -> Iterator[None]:
     """Run the body under `settings`, whatever is set outside."""

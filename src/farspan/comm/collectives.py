@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -10,8 +11,9 @@ import torch.distributed as dist
 
 from farspan.comm.gloo import GlooTransport
 from farspan.comm.transport import TransferError
+from farspan.devices import is_accelerator
 
-__all__ = ["Collectives", "GlooCollectives", "Pending"]
+__all__ = ["Collectives", "GlooCollectives", "HostCollectives", "Pending"]
 
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
@@ -133,3 +135,56 @@ class GlooCollectives:
             return _GlooPending(call(self._transport.group))
         except RuntimeError as error:
             raise TransferError(str(error)) from error
+
+
+class HostCollectives:
+    """Collectives over others that know the host's memory alone: what is on a device goes through a copy there.
+
+    Args:
+        inner: What knows it.
+    """
+
+    def __init__(self, inner: Collectives) -> None:
+        self.rank = inner.rank
+        self.size = inner.size
+        self._inner = inner
+
+    def sum(self, flat: torch.Tensor) -> Pending:
+        return _through_host(flat, self._inner.sum)
+
+    def maximum(self, flat: torch.Tensor) -> Pending:
+        return _through_host(flat, self._inner.maximum)
+
+    def broadcast(self, flat: torch.Tensor, source: int = 0) -> Pending:
+        return _through_host(flat, lambda copy: self._inner.broadcast(copy, source))
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _CopyPending:
+    """A collective of a copy, from which the result goes back when somebody waits for it."""
+
+    def __init__(self, work: Pending, copy: torch.Tensor, flat: torch.Tensor) -> None:
+        self._work = work
+        self._ends: tuple[torch.Tensor, torch.Tensor] | None = copy, flat
+
+    def is_done(self) -> bool:
+        return self._work.is_done()
+
+    def wait(self, deadline_s: float) -> None:
+        self._work.wait(deadline_s)
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            with torch.no_grad():
+                ends[1].copy_(ends[0])
+
+
+def _through_host(flat: torch.Tensor, begin: Callable[[torch.Tensor], Pending]) -> Pending:
+    if not is_accelerator(flat.device):
+        return begin(flat)
+    copy = flat.detach().cpu()
+    return _CopyPending(begin(copy), copy, flat)

@@ -23,16 +23,22 @@ import torch
 import torch.distributed as dist
 
 from farspan.comm.transport import TransferError
-from farspan.devices import wait_for_current_stream
+from farspan.devices import device_types, wait_for_current_stream
 from farspan.program.program import Channel
 from farspan.torch_private.groups import nccl_group
 
-__all__ = ["NcclTransport"]
+__all__ = ["NcclTransport", "has_nccl"]
 
 _SENDER, _RECEIVER = 0, 1
 """The ranks of a group of two."""
 _NO_LIMIT = timedelta(days=10_000)
 """NCCL's own limit ends the process, and counts from when a receive is posted, not from when its data are wanted."""
+
+
+def has_nccl() -> bool:
+    """Returns whether tensors can go from an accelerator of this process to another one by NCCL."""
+    backends = dist.Backend.default_device_backend_map
+    return any(backends.get(kind) == "nccl" for kind in device_types()) and dist.is_nccl_available()
 
 
 class _NcclWork:

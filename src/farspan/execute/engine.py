@@ -39,18 +39,19 @@ from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.pace import Pace
+from farspan.execute.step.segment import StageDevice
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, settings_of, settle_values, stage_number, stages_at
 from farspan.execute.values import SharedValues, ValueSlice
 from farspan.graph import Call, Graph, Meta, Value, release
-from farspan.plan import Team
+from farspan.plan import RankDevices, Team
 from farspan.program.cache import Programs
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.record.runtime import VALUE_IS_READ
 from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
-from farspan.torch_private import raw_grad, without_modes_of
+from farspan.torch_private import move_data, raw_grad, without_modes_of
 from farspan.torch_private.flags import without_hooks_on_what_is_saved
 
 __all__ = ["Engine"]
@@ -85,7 +86,8 @@ class Engine:
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
         self.teams: list[Team] = []  # who runs each stage
-        self.devices: list[str] = []  # of each rank, where it computes unless it is told otherwise
+        self.devices: list[RankDevices] = []  # as each rank has told them
+        self.takes_cpu = True  # whether the program has no parameter or buffer on a device: stages take it for theirs
         self.parameters: dict[str, Placed] = {}
         self.sanitizer = _sanitizer_for(self)
         self.channels = self.new_channels(transport, side)
@@ -130,6 +132,7 @@ class Engine:
             parameters=self.parameters,
             device_of=lambda work: device_of(self.teams[work.stage].member(work.turn)),
             check=self.check,
+            takes_cpu=lambda: self.takes_cpu,
         )
         if self.sanitizer is not None:
             self.sanitizer.watch_executor(executor)
@@ -332,6 +335,15 @@ class Engine:
         )
         release(graphs, program.released, program.parts)
         self._history.end()
+
+    def settle_devices(self) -> None:
+        """The program has moved parameters or buffers: bring them to where their stages have them now."""
+        placed = self.recorder.placed.values()
+        self.takes_cpu = all(item.meta.device.type == "cpu" for item in placed)
+        with without_modes_of(self.recorder):
+            for item in [item for item in placed if item.is_owned and type(item.tensor) is item.kind]:
+                on = StageDevice(device_of(self.teams[item.stage].leader), self.takes_cpu)
+                move_data(item.tensor, on.of(item.meta.device))
 
     # Values that every rank will want.
 

@@ -13,7 +13,7 @@ import torch
 from farspan.devices import CPU
 from farspan.errors import PlanError
 from farspan.graph import Graph
-from farspan.plan import Place, Team, Worker, format_place, format_places, parse_place
+from farspan.plan import Place, RankDevices, Team, Worker, format_place, format_places, parse_place
 from farspan.program.options import Settings
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "device_at",
     "device_of",
     "home_stages",
+    "own_device",
     "on_device",
     "settings_of",
     "settle_values",
@@ -33,12 +34,12 @@ __all__ = [
 ]
 
 
-def team_at(places: Sequence[Place], devices: Sequence[str]) -> Team:
+def team_at(places: Sequence[Place], devices: Sequence[RankDevices]) -> Team:
     """Returns the team of a stage.
 
     Args:
         places: Of its members.
-        devices: The device that each rank computes on unless it is told otherwise, by rank.
+        devices: As each rank has told them.
 
     Raises:
         PlanError: torch knows no such device, or two of the places are the same device.
@@ -53,19 +54,18 @@ def team_at(places: Sequence[Place], devices: Sequence[str]) -> Team:
     return Team(members)
 
 
-def worker_at(place: Place, devices: Sequence[str]) -> Worker:
+def worker_at(place: Place, devices: Sequence[RankDevices]) -> Worker:
     """Returns the worker that a place stands for; a rank alone stands for its GPU, if it has one.
 
     Args:
         place: Which.
-        devices: The device that each rank computes on unless it is told otherwise, by rank: the CPU of a rank that has
-            told none.
+        devices: As each rank has told them.
 
     Raises:
         PlanError: torch knows no such device.
     """
     if place.device is None:
-        return Worker(place.rank, devices[place.rank] if place.rank < len(devices) else str(CPU))
+        return Worker(place.rank, own_device(place.rank, devices))
     try:
         return Worker(place.rank, str(torch.device(place.device)))
     except RuntimeError as error:
@@ -74,6 +74,11 @@ def worker_at(place: Place, devices: Sequence[str]) -> Worker:
             why=str(error).splitlines()[0],
             hint=f'"rank:{place.rank}"  or  "rank:{place.rank}/cuda:0"',
         ) from error
+
+
+def own_device(rank: int, devices: Sequence[RankDevices]) -> str:
+    """Returns where a rank computes unless it is told otherwise: the CPU of one that has told nothing."""
+    return devices[rank].own if rank < len(devices) else str(CPU)
 
 
 def check_devices(teams: Sequence[Team], rank: int) -> None:
@@ -146,7 +151,7 @@ def stage_number(teams: list[Team], team: Team, occurrence: int) -> int:
     return len(teams) - 1
 
 
-def stages_at(teams: list[Team], text: str, devices: Sequence[str], num_ranks: int) -> tuple[int, ...]:
+def stages_at(teams: list[Team], text: str, devices: Sequence[RankDevices], num_ranks: int) -> tuple[int, ...]:
     """Returns the stages that lie at a place, the best first; one is made if there is none. The same on every rank.
 
     Args:
@@ -169,16 +174,16 @@ def stages_at(teams: list[Team], text: str, devices: Sequence[str], num_ranks: i
     return tuple(found) or (stage_number(teams, Team((worker,)), 0),)
 
 
-def device_at(teams: list[Team], text: str, devices: Sequence[str], num_ranks: int) -> torch.device:
+def device_at(teams: list[Team], text: str, devices: Sequence[RankDevices], num_ranks: int) -> torch.device:
     """Returns the device at a place that the program names; like `stages_at`."""
     return device_of(teams[stages_at(teams, text, devices, num_ranks)[0]].leader)
 
 
-def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
-    """Returns a stage of each rank, one on its first device if it has none."""
+def home_stages(teams: list[Team], num_ranks: int, devices: Sequence[RankDevices]) -> list[int]:
+    """Returns a stage of each rank, one on its own device if it has none."""
     first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams))) if team.owns}
     return [
-        first[rank] if rank in first else stage_number(teams, Team((Worker(rank, teams[0].leader.device),)), 0)
+        first[rank] if rank in first else stage_number(teams, Team((Worker(rank, own_device(rank, devices)),)), 0)
         for rank in range(num_ranks)
     ]
 
@@ -192,6 +197,7 @@ class _Planned(Protocol):
     lookahead: int
     schedule: str
     gradient_reduction: str
+    devices: list[RankDevices]
     least_weight_work_s: float
     recorder: Any
     executor: Any
@@ -200,7 +206,7 @@ class _Planned(Protocol):
 def settings_of(engine: _Planned) -> Settings:
     """Returns the settings with which the program of the next step is made; may add stages to the engine's."""
     recorder = engine.recorder
-    homes = home_stages(engine.teams, engine.num_ranks) if recorder.outside.is_used else []
+    homes = home_stages(engine.teams, engine.num_ranks, engine.devices) if recorder.outside.is_used else []
     return Settings(
         teams=tuple(engine.teams),
         rank=engine.rank,
@@ -210,6 +216,7 @@ def settings_of(engine: _Planned) -> Settings:
         schedule=engine.schedule,
         least_weight_work_s=math.inf if recorder.hooks.are_there else engine.least_weight_work_s,
         gradient_reduction=engine.gradient_reduction,
+        devices=tuple(engine.devices),
         replicas=engine.executor.replicas.known,
     )
 

@@ -209,7 +209,7 @@ class _FirstSteps:
         own = next(stage for stage, team in enumerate(engine.teams) if engine.rank in team)
         device = device_of(engine.teams[own].leader)
         hosts, shares = exchanged(engine, self.profiler.measured(), device)
-        links = links_of_hosts(engine, hosts, device)
+        links = links_of_hosts(engine, hosts)
         result: dict[str, Any] = {}
         if engine.rank == 0:
             try:

@@ -12,6 +12,7 @@ from farspan.call.infer.entry import meta_of
 from farspan.call.leaf import Leaf, Placed
 from farspan.call.user_hooks import open_leaves
 from farspan.errors import PlanError
+from farspan.execute.step.segment import StageDevice
 from farspan.execute.teams import device_of
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.models import fill_all, fill_tensor
@@ -26,6 +27,7 @@ from farspan.record.tensor import StubParameter
 from farspan.torch_private import (
     DisableTorchFunction,
     is_memory_of_others,
+    move_data,
 )
 
 __all__ = [
@@ -51,6 +53,7 @@ class ModelPlan:
         stages: The recorder's number of each stage.
         teams: For each stage, who runs it.
         rank: This one.
+        takes_cpu: See `StageDevice`.
         splits: By name of a module, the split stage that it lies on.
     """
 
@@ -60,15 +63,16 @@ class ModelPlan:
     stages: Sequence[int]
     teams: Sequence[Team]
     rank: int
+    takes_cpu: bool
     splits: Mapping[str, SplitStage] = field(default_factory=dict[str, SplitStage])
 
     def is_mine(self, stage: int) -> bool:
         """Returns whether this rank has what a stage holds, if that is not a wide one."""
         return self.teams[stage].leader.rank == self.rank
 
-    def device_of(self, stage: int) -> torch.device:
-        """Returns the device of a stage, which is not a wide one."""
-        return device_of(self.teams[stage].leader)
+    def device_of(self, stage: int, item: Placed) -> torch.device:
+        """Returns where a stage, which is not a wide one, has a parameter or buffer."""
+        return StageDevice(device_of(self.teams[stage].leader), self.takes_cpu).of(item.meta.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +252,7 @@ def _settle(item: Placed, plan: ModelPlan, stage: int, recorder: Recording) -> N
     tensor = item.tensor
     if item.is_owned:
         fill_tensor(tensor)
-        if tensor.device != plan.device_of(stage):
-            tensor.data = tensor.data.to(plan.device_of(stage))
+        move_data(tensor, plan.device_of(stage, item))
         return
     stub = StubParameter.make(item.name, item.meta, recorder, is_parameter=item.is_parameter)
     if item.is_parameter:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from farspan.call.remat.repeated_blocks import repeated_blocks
-from farspan.devices import current_device
+from farspan.comm.router import Router
+from farspan.devices import current_device, ids_of_accelerators
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
+from farspan.execute.process.world import local_rank_to_be
 from farspan.execute.teams import check_devices, team_at
 from farspan.place.mesh.tensor import split_stages
 from farspan.place.owners import ModelPlan, buffers_of_leaves, place
@@ -16,14 +21,14 @@ from farspan.place.repartition.migrate import place_elsewhere
 from farspan.place.suitable import check_buffers, check_memory
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
-from farspan.plan import Homes, Plan, Resolved, Team, layouts_of, parse_places, resolve, resolve_remat
+from farspan.plan import Homes, Plan, RankDevices, Resolved, Team, layouts_of, parse_places, resolve, resolve_remat
 from farspan.profile import keepers, tied
 from farspan.record.surgery.real import without_weak_references
 from farspan.record.team.team_tensor import SplitStage
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["place_first", "replace_plan"]
+__all__ = ["devices_of_ranks", "place_first", "replace_plan"]
 
 
 def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
@@ -36,6 +41,7 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     """
     if engine.agreement_of_all.side.world_size > 1:
         check_memory(model)
+    engine.takes_cpu &= all(item.device.type == "cpu" for item in (*model.parameters(), *model.buffers()))
     resolved = _resolved(engine, model, plan)
     again = _computed_again(model, plan)
     layouts = _layouts(engine, model, plan)
@@ -105,8 +111,7 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
         if undivided:
             engine.console.warn(said_of(undivided))
             resolved = _resolve(engine, model, plan, may_idle=may_idle)
-    told = engine.agreement.gather("devices", str(current_device()).encode())
-    engine.devices[:] = [str(torch.device(blob.decode())) for blob in told]
+    engine.devices[:] = _told_devices(engine)
     teams = [team_at(parse_places(text), engine.devices) for text in plan.stages]
     sizes = {name: each.numel() * each.element_size() for name, each in model.named_parameters()}
     homes = Homes(teams, resolved.owner, sizes)
@@ -130,8 +135,39 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
         stages=stages,
         teams=homes.teams,
         rank=engine.rank,
+        takes_cpu=engine.takes_cpu,
         splits={name: parts[stage] for name, stage in resolved.leaf_stage.items() if stage in parts},
     )
+
+
+def _told_devices(engine: Engine) -> list[RankDevices]:
+    """Returns what each rank tells about its devices."""
+    router = engine.transport if isinstance(engine.transport, Router) else None
+    backend = "" if router is None or router.device is None else "nccl"
+    own = str(current_device()), backend, local_rank_to_be(), ids_of_accelerators()
+    blobs = engine.agreement.gather("devices", json.dumps(own).encode())
+    return devices_of_ranks([json.loads(blob) for blob in blobs])
+
+
+def devices_of_ranks(told: Sequence[tuple[str, str, int, Sequence[str]]]) -> list[RankDevices]:
+    """Returns the devices of all ranks.
+
+    A rank computes on its current device. Where all ranks of a machine have left that at the first one, each takes one
+    of its own, as its number there says.
+
+    Args:
+        told: By each rank: its current device, what carries tensors between devices there, its number on its machine,
+            and the devices behind its accelerators.
+    """
+    found: list[RankDevices] = []
+    for device, backend, number, ids in told:
+        kind, _, index = str(torch.device(device)).partition(":")
+        is_left = all(others.endswith(":0") for others, _, _, theirs in told if not set(theirs).isdisjoint(ids))
+        if ids and is_left:
+            index = number % len(ids)
+        own = f"{kind}:{index}" if ids else device
+        found.append(RankDevices(own=own, backend=str(backend), ids=tuple(map(str, ids))))
+    return found
 
 
 def _resolve(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool) -> Resolved:

@@ -8,8 +8,10 @@ from farspan.plan.resolve import layouts_of as layouts_of
 from farspan.plan.resolve import resolve as resolve
 from farspan.plan.team import Homes as Homes
 from farspan.plan.team import Place as Place
+from farspan.plan.team import RankDevices as RankDevices
 from farspan.plan.team import Team as Team
 from farspan.plan.team import Worker as Worker
+from farspan.plan.team import are_direct as are_direct
 from farspan.plan.team import format_place as format_place
 from farspan.plan.team import format_places as format_places
 from farspan.plan.team import is_split as is_split
@@ -21,9 +23,11 @@ __all__ = [
     "Homes",
     "Place",
     "Plan",
+    "RankDevices",
     "Resolved",
     "Team",
     "Worker",
+    "are_direct",
     "format_place",
     "format_places",
     "is_split",

@@ -20,8 +20,10 @@ from farspan.units import MAX_COUNT
 __all__ = [
     "Homes",
     "Place",
+    "RankDevices",
     "Team",
     "Worker",
+    "are_direct",
     "format_place",
     "format_places",
     "is_split",
@@ -64,6 +66,43 @@ class Worker:
     def device_type(self) -> str:
         """The type of its device ("cpu"), as torch names it."""
         return self.device.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDevices:
+    """The devices of a rank, as it has told them.
+
+    Attributes:
+        own: Where it computes unless it is told otherwise.
+        backend: What carries tensors from one of its devices to that of another rank ("nccl"); "" for the host.
+        ids: The device behind each of its accelerators, by index: two ranks may share one, or number them otherwise.
+    """
+
+    own: str = "cpu"
+    backend: str = ""
+    ids: tuple[str, ...] = ()
+
+    def id_of(self, device: str) -> str:
+        """The device that the rank calls so; "" for its CPU."""
+        kind, _, index = device.partition(":")
+        number = int(index or 0)
+        return self.ids[number] if kind != "cpu" and number < len(self.ids) else ""
+
+
+def are_direct(source: Worker, target: Worker, devices: Sequence[RankDevices]) -> bool:
+    """Returns whether tensors go from the memory of one worker's device to that of the other's, and not by the host's:
+    two ranks that share a device cannot.
+
+    Args:
+        source: One of them.
+        target: The other one, of another rank.
+        devices: Of each rank.
+    """
+    if max(source.rank, target.rank) >= len(devices):
+        return False
+    here, there = devices[source.rank], devices[target.rank]
+    ids = here.id_of(source.device), there.id_of(target.device)
+    return bool(here.backend) and here.backend == there.backend and all(ids) and ids[0] != ids[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class _Builder:
         self.queues = queues_of(settings.teams, settings.num_ranks)
         self.settings = settings
         self.rank = settings.rank
-        self.channels = Channels(settings.teams)
+        self.channels = Channels(settings.teams, settings.devices)
         self.items: dict[tuple[int, Channel], dict[Value | Edge, None]] = {}
         """What this rank sends and receives, by the task that sends it and the way it takes."""
         self.users: dict[Channel, dict[int, list[int]]] = {}

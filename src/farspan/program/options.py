@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farspan.plan import Team, Worker
+from farspan.plan import RankDevices, Team, Worker
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 
 __all__ = ["Settings"]
@@ -26,6 +26,7 @@ class Settings:
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
         gradient_reduction: "exact": gradients that arrive at their parameter's owner are added up one by one, in the
             loop's order; "sum": those of each worker are added up there, and sent to the owner once.
+        devices: What each rank has told about its devices; nothing where all is on CPUs.
         replicas: The parameters that members of wide stages have as they are now, from an earlier step.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     schedule: str = "auto"
     least_weight_work_s: float = LEAST_WEIGHT_WORK_S["auto"]
     gradient_reduction: str = "exact"
+    devices: tuple[RankDevices, ...] = ()
     replicas: frozenset[tuple[str, Worker]] = frozenset()
 
     @property

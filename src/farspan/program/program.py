@@ -10,11 +10,8 @@ from farspan.graph import BackwardSegment, Call, Edge, Meta, Segment, Value
 from farspan.plan import Worker
 from farspan.schedule import Kind, Schedule
 
-__all__ = ["NCCL_DEVICE_TYPE", "PROLOGUE", "Action", "Channel", "Message", "Program"]
+__all__ = ["PROLOGUE", "Action", "Channel", "Message", "Program"]
 
-NCCL_DEVICE_TYPE = "cuda"
-"""The type of devices between which NCCL (of ROCm: RCCL) carries tensors; those of others go through the host's
-memory."""
 PROLOGUE = -1
 """Stands in place of a task for what is sent before the first one."""
 
@@ -27,11 +24,13 @@ class Channel(NamedTuple):
         target: Who receives.
         number: Distinguishes the channels from the one rank to the other: even for activations, odd for gradients, and
             of each two the second pair for parameters.
+        is_between_gpus: Whether tensors go from the memory of one device to that of another; else through the host's.
     """
 
     source: Worker
     target: Worker
     number: int
+    is_between_gpus: bool = False
 
     @property
     def is_gradient(self) -> bool:
@@ -42,11 +41,6 @@ class Channel(NamedTuple):
     def is_of_parameters(self) -> bool:
         """Returns whether values or gradients of parameters go through it, beside the tasks."""
         return bool(self.number & 2)
-
-    @property
-    def is_between_gpus(self) -> bool:
-        """Returns whether NCCL carries it, from the memory of one device to that of another."""
-        return self.source.device_type == self.target.device_type == NCCL_DEVICE_TYPE
 
 
 class Message:

@@ -14,16 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from farspan.graph import Graph
-from farspan.plan import Team, Worker
+from farspan.plan import RankDevices, Team, Worker, are_direct
 from farspan.program.program import Channel
 
 __all__ = ["Channels", "queues_of", "take_turns"]
 
 
 class Channels:
-    """The channels between the workers of teams."""
+    """The channels between the workers of teams.
 
-    def __init__(self, teams: Iterable[Team]) -> None:
+    Args:
+        teams: Who runs each stage.
+        devices: What each rank has told about its devices.
+    """
+
+    def __init__(self, teams: Iterable[Team], devices: Sequence[RankDevices]) -> None:
+        self._devices = devices
         self._device: dict[Worker, int] = {}
         """For each worker, how many other devices of its rank were named before it."""
         self._known: dict[tuple[Worker, Worker, bool, bool], Channel] = {}
@@ -49,7 +55,8 @@ class Channels:
         if channel is None:
             here, there = self._device[source], self._device[target]
             pair = (here + there) * (here + there + 1) // 2 + there
-            channel = self._known[key] = Channel(source, target, 4 * pair + 2 * of_parameters + is_gradient)
+            number = 4 * pair + 2 * of_parameters + is_gradient
+            channel = self._known[key] = Channel(source, target, number, are_direct(source, target, self._devices))
         return channel
 
 

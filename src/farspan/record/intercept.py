@@ -41,6 +41,7 @@ from farspan.record.parameters.away import AwayParameter
 from farspan.record.parameters.copying import copy_module, copy_parameter, copy_plainly
 from farspan.record.parameters.gradient_property import install_gradient_property, recorder_of, watch_parameter
 from farspan.record.parameters.outside_tensors import GRADIENT_ACCESS, access_gradient
+from farspan.record.parameters.program_device import DEVICE_OF_ONE, moving_in_program, named_device
 from farspan.record.recording import Recording
 from farspan.record.saving.files import before_pickling, stream_saving
 from farspan.record.saving.hand_over import fill_before_hand_over
@@ -62,6 +63,7 @@ from farspan.torch_private import (
     is_compiled_wrapper,
     is_mode_active,
     not_passed_on,
+    replace_apply,
     watch_autocast_regions,
     watch_backward_hooks,
 )
@@ -87,6 +89,8 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
+        if func in DEVICE_OF_ONE and (placed := recorder.placed.get(id(args[0]))) is not None:
+            return named_device(placed, func)
         if func in METADATA_OF_ONE and type(args[0]) in _PLAIN:
             return func(*args, **kwargs)
         if func in NAMES_A_STRETCH:
@@ -404,6 +408,7 @@ def install() -> None:
     nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
     nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
+    replace_apply(functools.partial(moving_in_program, lambda module: _recorder_of_module.get(id(module))))
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
 

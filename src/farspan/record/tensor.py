@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.leaf import LeakError, WholeError
+from farspan.devices import device_here, is_accelerator
 from farspan.errors import RecordError
 from farspan.graph import plain_of
 from farspan.launch.raised.tracebacks import cut_frames
@@ -183,6 +184,14 @@ class LazyTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """Returns the value as a plain tensor without gradient history; computes what has been recorded if
         necessary."""
+        data, named = self._data(), self._value.meta.device
+        if data.device == named:
+            return data
+        device = device_here(named)  # this rank may have no such one
+        return data.to(device, non_blocking=is_accelerator(device))
+
+    def _data(self) -> torch.Tensor:
+        """Returns the same, on whatever device it is."""
         try:
             return self._recorder.read(self)
         except Exception as error:
@@ -190,18 +199,18 @@ class LazyTensor(torch.Tensor):
             raise
 
     def item(self) -> Any:
-        return self.read().item()
+        return self._data().item()
 
     def tolist(self) -> Any:
-        return self.read().tolist()
+        return self._data().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        return self.read().numpy(force=force)
+        return self._data().numpy(force=force)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.read().__array__(*args, **kwargs)
+        return self._data().__array__(*args, **kwargs)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         return self.read().__dlpack__(*args, **kwargs)
@@ -210,22 +219,22 @@ class LazyTensor(torch.Tensor):
         return self.read().__dlpack_device__()
 
     def __bool__(self) -> bool:
-        return bool(self.read())
+        return bool(self._data())
 
     def __int__(self) -> int:
-        return int(self.read())
+        return int(self._data())
 
     def __float__(self) -> float:
-        return float(self.read())
+        return float(self._data())
 
     def __complex__(self) -> complex:
-        return complex(self.read())
+        return complex(self._data())
 
     def __index__(self) -> int:
-        return self.read().__index__()
+        return self._data().__index__()
 
     def __contains__(self, element: Any) -> bool:
-        return element in self.read()
+        return element in self._data()
 
     def __iter__(self) -> Any:
         return iter(self.unbind(0))
@@ -240,7 +249,7 @@ class LazyTensor(torch.Tensor):
             return repr(with_history(value, name))
 
     def __format__(self, spec: str) -> str:
-        return format(self.read(), spec) if not self.dim() or spec else repr(self)
+        return format(self._data(), spec) if not self.dim() or spec else repr(self)
 
     def __dir__(self) -> list[str]:
         """Returns torch's names and the program's: of more than 750 Python would suggest none for one that is not."""

@@ -36,8 +36,10 @@ from farspan.torch_private.calls import is_compiled as is_compiled
 from farspan.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
 from farspan.torch_private.calls import load_between_hooks as load_between_hooks
 from farspan.torch_private.calls import not_passed_on as not_passed_on
+from farspan.torch_private.calls import parse_to as parse_to
 from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through
+from farspan.torch_private.calls import replace_apply as replace_apply
 from farspan.torch_private.calls import watch_backward_hooks as watch_backward_hooks
 from farspan.torch_private.fakes import as_it_is as as_it_is
 from farspan.torch_private.fakes import become_parameter as become_parameter
@@ -114,6 +116,7 @@ from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.torch_private.tensors import make_wrapper_subclass as make_wrapper_subclass
+from farspan.torch_private.tensors import move_data as move_data
 from farspan.torch_private.tensors import num_users_of_storage as num_users_of_storage
 from farspan.torch_private.tensors import poisoned as poisoned
 from farspan.torch_private.tensors import raw_grad as raw_grad
@@ -172,6 +175,7 @@ __all__ = [
     "hooks_on",
     "has_memory_of_its_own",
     "is_memory_of_others",
+    "move_data",
     "has_other_users",
     "has_own_dispatch",
     "has_weak_references",
@@ -202,6 +206,8 @@ __all__ = [
     "modules_held_by",
     "no_dispatch",
     "not_passed_on",
+    "parse_to",
+    "replace_apply",
     "num_users_of",
     "num_users_of_storage",
     "on_fakes",

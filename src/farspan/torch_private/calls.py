@@ -17,6 +17,8 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.nn.utils import parametrize
 
 __all__ = [
+    "parse_to",
+    "replace_apply",
     "NAMES_A_STRETCH",
     "call_without_compiling",
     "check_release",
@@ -226,3 +228,13 @@ def check_release() -> None:
         warnings.warn(
             f"farspan has been tried with torch {oldest} to {newest}; this is torch {torch.__version__}.", stacklevel=2
         )
+
+
+def replace_apply(make: Callable[[Any], Any]) -> None:
+    """Let `nn.Module._apply`, through which `model.to(...)` and its like go, be what `make` makes of it."""
+    torch.nn.Module._apply = make(torch.nn.Module._apply)  # type: ignore[method-assign]
+
+
+def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:
+    """Returns the device, the dtype, whether not to wait, and the memory format of arguments of `torch.Tensor.to`."""
+    return torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]

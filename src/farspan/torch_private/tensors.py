@@ -25,6 +25,7 @@ __all__ = [
     "is_used_below",
     "make_wrapper",
     "make_wrapper_subclass",
+    "move_data",
     "num_users_of_storage",
     "poisoned",
     "raw_grad",
@@ -107,6 +108,13 @@ def has_weak_references(tensor: torch.Tensor) -> bool:
 def is_used_below(tensor: torch.Tensor) -> bool:
     """Returns whether something below Python uses `tensor` itself, such as an autograd graph."""
     return tensor._use_count() > 1  # type: ignore[attr-defined]
+
+
+def move_data(tensor: torch.Tensor, device: torch.device) -> None:
+    """Let a parameter or buffer have its data on another device; it stays the same object."""
+    with DisableTorchFunction():
+        if tensor.device != device:
+            tensor.data = tensor.data.to(device)
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:

@@ -7,23 +7,28 @@ farspan run -n 2 train.py --plan '{"": ...}' --save far.pt
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 
 class Mlp(nn.Module):
-    def __init__(self, width: int = 16, depth: int = 4) -> None:
+    def __init__(self, width: int = 16, depth: int = 4, *, has_norm: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.norm = nn.BatchNorm1d(width) if has_norm else nn.Identity()
+        self.register_buffer("scale", torch.full((width,), 1.25))
         self.head = nn.Linear(width, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = F.relu(layer(x))
-        return self.head(x)
+        return self.head(self.norm(x) * self.scale)
 
 
 class Block(nn.Module):
@@ -77,6 +82,23 @@ def batches(kind: str, steps: int, micro_batches: int):
         yield step
 
 
+def reload(by: str, model: nn.Module, optimizer: torch.optim.Optimizer, path: str, farspan: Any) -> None:
+    """Save all, spoil it, and load it again."""
+    if by == "farspan" and farspan is not None:
+        farspan.save(path, model=model, optimizer=optimizer, wait=True)
+    else:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    if by == "farspan" and farspan is not None:
+        farspan.load(path, model=model, optimizer=optimizer)
+        return
+    saved = torch.load(path, map_location="cpu")  # the emulation has no storages without a tensor
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=("mlp", "gpt"), default="mlp")
@@ -95,26 +117,40 @@ def main() -> None:
     parser.add_argument("--more", type=json.loads, default={}, help="more arguments of distribute")
     parser.add_argument("--to", choices=("before", "after", "default"), default="before")
     parser.add_argument("--measure", choices=("yes", "no"), default="yes")
+    parser.add_argument("--deferred", action="store_true", help="farspan's ranks build what they own alone")
+    parser.add_argument("--from-rank", choices=("host", "device"), help="rank 0 alone reads the batches, to where")
+    parser.add_argument("--reload", choices=("torch", "farspan"), help="what saves and loads all, after the first step")
+    parser.add_argument("--evaluate", action="store_true", help="a forward without gradients after each step")
+    parser.add_argument("--buffers", action="store_true", help="a BatchNorm between the layers of the MLP")
+    parser.add_argument("--print", choices=("step", "never", "last"), default="step")
+    parser.add_argument("--pretrained", help="a file of weights to begin with")
     parser.add_argument("--save")
     options = parser.parse_args()
 
+    farspan: Any = None
+    if options.farspan:
+        import farspan
     # a CPU has a kernel for attention of its own, which rounds in another order
     torch.backends.cuda.enable_flash_sdp(False)
     torch.manual_seed(0)
     if options.set_device:
-        import farspan
-
         torch.cuda.set_device(farspan.rank() % torch.cuda.device_count())
         options.device = f"cuda:{torch.cuda.current_device()}"
-    build = Mlp if options.model == "mlp" else lambda: Gpt(dropout=options.dropout)
+
+    def build() -> nn.Module:
+        return Mlp(has_norm=options.buffers) if options.model == "mlp" else Gpt(dropout=options.dropout)
+
     if options.to == "default":
         torch.set_default_device(options.device)
-    model = build()
+    with farspan.deferred_init() if options.deferred and options.farspan else contextlib.nullcontext():
+        model = build()
+    if options.pretrained and options.farspan:
+        farspan.load_pretrained(model, options.pretrained)
+    elif options.pretrained:
+        model.load_state_dict(load_file(options.pretrained))
     if options.to == "before" or (options.to == "after" and not options.farspan):
         model.to(options.device)
     if options.farspan:
-        import farspan
-
         measure = {} if options.measure == "yes" else {"measure": False}
         model = farspan.distribute(model, plan=options.plan or "auto", **measure, **options.more)
         if options.to == "after":
@@ -134,6 +170,10 @@ def main() -> None:
         for x, y in step:
             if options.pinned:
                 x, y = x.pin_memory(), y.pin_memory()
+            if options.from_rank and options.farspan:
+                if options.from_rank == "device":
+                    x, y = x.to(options.device), y.to(options.device)
+                x, y = farspan.from_rank(0, (x, y))
             x, y = x.to(options.device, non_blocking=options.pinned), y.to(options.device, non_blocking=options.pinned)
             with torch.autocast(kind, dtype=dtype, enabled=options.autocast is not None):
                 out = model(x)
@@ -145,7 +185,15 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
-        losses.append(float(total))
+        losses.append(float(total) if options.print == "step" else total)
+        if options.evaluate:
+            model.eval()
+            with torch.no_grad():
+                losses.append(float(model(x).float().square().mean()))
+            model.train()
+        if options.reload and len(losses) == 1:
+            reload(options.reload, model, optimizer, f"{options.save}.saved", farspan)
+    losses = [float(loss) for loss in (losses[-1:] if options.print == "last" else losses)]
     print(losses)
     if options.save:
         state = {name: value.cpu().clone() for name, value in model.state_dict().items()}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from farspan.call.pytree.by_id import ById
+from farspan.devices import device_types
 from farspan.graph import Meta
 
 __all__ = ["canonical", "digest_of", "is_plain"]
@@ -58,7 +59,7 @@ def _write(item: Any, parts: list[bytes]) -> None:
         for each in item:
             _write(each, parts)
     elif kind is str:
-        _put(b"s", item.encode(errors="surrogatepass"), parts)
+        _put(b"s", _without_index(item).encode(errors="surrogatepass"), parts)
     elif kind is bool or item is None or item is Ellipsis or item is NotImplemented:
         _put(b"b", repr(item).encode(), parts)
     elif kind is int:
@@ -86,10 +87,18 @@ def _write(item: Any, parts: list[bytes]) -> None:
         _put(b"n", _qualified(item).encode(), parts)
     elif isinstance(item, torch.SymInt):
         parts.append(b"S")  # which numbers stand in its place is digested apart
+    elif kind is torch.device:
+        _put(b"w", item.type.encode(), parts)  # each rank has numbers of its own for its devices
     elif isinstance(item, _IN_WORDS):
         _put(b"w", repr(item).encode(), parts)
     else:
         _write_by_name(item, parts)
+
+
+def _without_index(text: str) -> str:
+    """Returns the type of a device for the name of one, as it is given to `x.to("cuda:1")`."""
+    kind, colon, index = text.partition(":")
+    return kind if colon and index.isdigit() and kind in device_types() else text
 
 
 def _write_by_name(item: Any, parts: list[bytes]) -> None:

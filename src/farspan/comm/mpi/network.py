@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farspan import settings
+from farspan.comm.collectives import HostCollectives
 from farspan.comm.mpi.communicator import check_communicator, same_ranks
 from farspan.comm.mpi.progress import Progress
 from farspan.comm.mpi.side import Port, open_ends
@@ -99,9 +100,9 @@ class MpiNetwork:
             channel = GroupChannel(self._side, number, num_groups, link, hub, secret="")
         return channel, _GroupNetwork(channel, tensors, self._progress)
 
-    def owners(self, channel: GroupChannel, limit_s: float) -> MpiCollectives:
+    def owners(self, channel: GroupChannel, limit_s: float) -> HostCollectives:
         positions = self._tensors.Split(channel.rank, self.rank)
-        return MpiCollectives(MpiTransport(positions, self._progress))
+        return HostCollectives(MpiCollectives(MpiTransport(positions, self._progress)))
 
     def at_end(self, leave: Callable[[], None]) -> None:
         """Let `leave` be called at the end of the process, or when the program calls MPI_Finalize before."""

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch.distributed as dist
 
 from farspan import settings
-from farspan.comm.collectives import Collectives, GlooCollectives
+from farspan.comm.collectives import Collectives, GlooCollectives, HostCollectives
 from farspan.comm.gloo import GlooTransport
-from farspan.comm.nccl import NcclTransport
+from farspan.comm.nccl import NcclTransport, has_nccl
 from farspan.comm.rendezvous.data_groups import form_groups, peers_in_group
 from farspan.comm.rendezvous.group import Peers
 from farspan.comm.rendezvous.join import Joined, join_side_channel
@@ -19,9 +19,7 @@ from farspan.comm.router import Router
 from farspan.comm.same_host.copies import SameHostTransport
 from farspan.control.channel import SideChannel
 from farspan.control.groups.group_channel import GroupChannel
-from farspan.devices import device_types
 from farspan.launch.rank.process_end import at_process_end
-from farspan.program.program import NCCL_DEVICE_TYPE
 
 __all__ = ["Gather", "Network", "Reached", "SocketNetwork"]
 
@@ -114,9 +112,7 @@ class SocketNetwork:
 
     def open_router(self, gather: Gather, limit_s: float) -> Router:
         rank, store = self.rank, self.peers.store
-        device = None
-        if NCCL_DEVICE_TYPE in device_types() and dist.is_nccl_available():
-            device = NcclTransport(dist.PrefixStore("nccl", store), rank)
+        device = NcclTransport(dist.PrefixStore("nccl", store), rank) if has_nccl() else None
         near = None
         # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the
         # introduction.
@@ -134,7 +130,7 @@ class SocketNetwork:
 
     def owners(self, channel: GroupChannel, limit_s: float) -> Collectives:
         store = dist.PrefixStore(f"position {channel.rank}", self.peers.store)
-        return GlooCollectives(store, channel.number, channel.num_groups, self.address, limit_s)
+        return HostCollectives(GlooCollectives(store, channel.number, channel.num_groups, self.address, limit_s))
 
     def at_end(self, leave: Callable[[], None]) -> None:
         at_process_end(leave)

@@ -386,7 +386,11 @@ class StepView(TorchFunctionMode):
 
     def _meta(self, tensor: torch.Tensor) -> Meta:
         """Returns its metadata, as of a tensor that needs no gradient."""
-        meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
+        if type(tensor) is LazyTensor:
+            meta = tensor._value.meta
+        else:
+            placed = self._placed.get(id(tensor))  # which may be elsewhere than the program has it
+            meta = meta_of(tensor) if placed is None else placed.meta
         if meta.requires_grad or meta.is_parameter:
             meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
         return meta

@@ -42,6 +42,7 @@ __all__ = [
     "current_engine",
     "engine_of_this_thread",
     "forget_engine",
+    "local_rank_to_be",
     "num_ranks_to_be",
     "rank_to_be",
     "use_engine",
@@ -116,6 +117,13 @@ def num_ranks_to_be() -> int:
 def rank_to_be() -> int:
     """Returns the number of this process, also before the engine is set up."""
     return dist.get_rank() if dist.is_initialized() else _environment().rank
+
+
+def local_rank_to_be() -> int:
+    """Returns the number of this process among those of its machine."""
+    if dist.is_initialized():  # its group counts, and says nothing of machines
+        return dist.get_node_local_rank(dist.get_rank())
+    return _environment().local_rank
 
 
 def _environment() -> Environment:

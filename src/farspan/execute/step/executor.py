@@ -17,13 +17,14 @@ from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward.split import Deferred
 from farspan.execute.backward.unsaved import release_inputs, release_unsaved
+from farspan.execute.step.device_copies import DeviceCopies
 from farspan.execute.step.pace import DeviceClock
 from farspan.execute.step.rematerialized import Remat
-from farspan.execute.step.segment import run_backward, run_forward
+from farspan.execute.step.segment import StageDevice, run_backward, run_forward
 from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
-from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent, on
+from farspan.execute.weights.reductions import Reductions, add_gradients, as_absent, is_absent
 from farspan.execute.weights.replicas import Replicas
 from farspan.graph import Backward, BackwardSegment, Call, Edge, Segment, SliceName, Value
 from farspan.program.program import Action, Message, Program
@@ -47,13 +48,18 @@ class Executor:
         parameters: Mapping[str, Placed],
         device_of: Callable[[Segment | BackwardSegment], torch.device],
         check: Callable[[], None],
+        takes_cpu: Callable[[], bool] = lambda: False,
     ) -> None:
         self.channels = channels
         self.parameters = parameters
         self.device_of = device_of
+        self.takes_cpu = takes_cpu
+        """Returns whether stages have what the program has on the CPU, wherever they are: it has its model there."""
         self.check = check
         """Raises if another rank has failed."""
         self.remat = Remat()
+        self.copies = DeviceCopies()
+        self._has_several = False
         self.replicas = Replicas(parameters)
         self.gradients: dict[Edge, torch.Tensor | None] = {}
         self.deferred: dict[BackwardSegment, Deferred] = {}
@@ -144,7 +150,9 @@ class Executor:
                 has_arrived=self.channels.has_arrived,
                 add=self._reduce,
             )
-        if program.has_several_workers:
+        self._has_several = program.has_several_workers
+        if self._has_several:
+            self.copies.forget()
             self._run_in_turn(program.actions)
         elif program.actions:
             with on_device(self.device_of(program.actions[0].work)):
@@ -210,6 +218,7 @@ class Executor:
             self.check()
             with on_device(self.device_of(action.work)):
                 self._run_with_messages(action)
+                self.copies.note(action.work, self.device_of(action.work))
 
     def _begin(self, action: Action) -> None:
         """Post receives: this action is its worker's next one."""
@@ -278,12 +287,12 @@ class Executor:
             self.interruption.note(error, action.work)
 
     def _forward(self, segment: Segment) -> None:
-        device, around, before = self.device_of(segment), None, self.interruption.begin_call
+        on, around, before = self._on(segment), None, self.interruption.begin_call
         if self.remat.is_used:
             around, before = self.remat.around, self.remat.followed(before)
         if self.replicas.tensors:
-            self.replicas.bring(segment, device)
-        run_forward(segment, device, around, before=before)
+            self.replicas.bring(segment, on.device)
+        run_forward(segment, on, around, before=before)
         if self._followed is not None:
             release_inputs(segment, self._followed)
         segment.executed = True
@@ -292,10 +301,10 @@ class Executor:
         """Run those calls of `segment` that come before `end`."""
         chosen = {call for call in segment.calls if place_of_call(call) < end}
         if chosen:
-            device, interruption = self.device_of(segment), self.interruption
+            on, interruption = self._on(segment), self.interruption
             if self.replicas.tensors:
-                self.replicas.bring(segment, device)
-            run_forward(segment, device, before=interruption.begin_call, chosen=chosen)
+                self.replicas.bring(segment, on.device)
+            run_forward(segment, on, before=interruption.begin_call, chosen=chosen)
 
     @property
     def _followed(self) -> Callable[[Call], bool] | None:
@@ -305,7 +314,11 @@ class Executor:
     def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
         """Add gradients that have arrived at their owner, all of one backward."""
         parts = [part for part in parts if self.interruption.end_before(part) is None]
-        gradients = [on(self.device_of(part), self.gradients.pop(part.incoming[0])) for part in parts]
+        found = [(part.incoming[0], self._on(part)) for part in parts]
+        arrived = [(edge, on, self.gradients.pop(edge)) for edge, on in found]
+        gradients = [
+            None if item is None else on.brought(item, edge.meta.device, edge.src) for edge, on, item in arrived
+        ]
         for part in parts:
             self.interruption.begin_part(part, leaves_weights=False)
         try:
@@ -319,17 +332,19 @@ class Executor:
     def _backward(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
         for earlier in list(self.deferred) if self.remat.is_used else ():  # what they hold has been computed again:
             self._run_weights(earlier)  # of one backward at most
-        device = self.device_of(part)
+        on = self._on(part)
         if part.segment is not None and self.replicas.tensors:
-            self.replicas.bring(part.segment, device)
+            self.replicas.bring(part.segment, on.device)
         found = [(edge, self.gradients.pop(edge)) for edge in part.incoming]
-        incoming = {edge: None if item is None else item.to(device) for edge, item in found}
+        incoming = {
+            edge: None if item is None else on.brought(item, edge.meta.device, edge.src) for edge, item in found
+        }
         if part.brings_outside:
             arrived = self.arrived.setdefault(part.backward, [])
             arrived += [(edge.key, item) for edge, item in incoming.items() if item is not None]  # all are of values
             return
         outgoing, deferred = run_backward(
-            part, incoming, self.parameters, leaves_weights=leaves_weights, before=self._run_weights_before
+            part, incoming, self.parameters, on, leaves_weights=leaves_weights, before=self._run_weights_before
         )
         self.gradients.update(outgoing)
         self.passed_on += [edge.key for edge in outgoing if isinstance(edge.key, str)]
@@ -342,7 +357,7 @@ class Executor:
         """Compute the weight gradients that `part` has left, if it has and they have not been computed since."""
         deferred = self.deferred.pop(part, None)
         if deferred is not None:
-            with apply_modes(part.backward.modes):
+            with apply_modes(self._on(part).modes(part.backward.modes)):
                 deferred.run()
 
     def _run_weights_before(self, accumulators: Collection[Any]) -> None:
@@ -378,15 +393,16 @@ class Executor:
     def _wait(self, message: Message, where: str) -> None:
         self._be_at_leisure()
         self.channels.wait(message, message.metas, lambda: f"rank {self.channels.rank}, {where},")
-        device = device_of(message.channel.target)
+        on = StageDevice(device_of(message.channel.target), self.takes_cpu())
         for item, received in zip(message.items, message.tensors, strict=True):
             if isinstance(item, Value):
-                item.data = received.to(device)
+                item.data = received.to(on.of(item.meta.device))
                 if message.channel.is_of_parameters:
                     self.replicas.put(item, message.channel.target.device)
             else:  # looked at in the host's memory, before it goes to its device
                 may_be_absent = not message.is_between_gpus and received.reshape(-1)[:1].isnan().any()
-                self.gradients[item] = None if may_be_absent and is_absent(received) else received.to(device)
+                is_there = not (may_be_absent and is_absent(received))
+                self.gradients[item] = received.to(on.of(item.meta.device)) if is_there else None
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:
@@ -398,7 +414,7 @@ class Executor:
         tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
         if tensor is None:
             assert self.interruption.has_ended, f"{item.describe()} is not here"
-            device = item.meta.device if message.is_between_gpus else "cpu"
+            device = device_of(message.channel.source) if message.is_between_gpus else "cpu"
             return torch.zeros(item.meta.shape, dtype=item.meta.dtype, device=device)  # nobody will use it
         if tensor.layout is not torch.strided:
             raise RecordError(
@@ -408,8 +424,13 @@ class Executor:
             )
         if isinstance(item, Value):  # a parameter's gradient may be written into while it is on its way
             tensor = tensor.detach().clone() if item.gradient_of else tensor.detach()
+        if message.is_between_gpus:
+            tensor = tensor.to(device_of(message.channel.source))  # what the program has on the CPU
         is_slice = isinstance(item, Value) and type(item.name) is SliceName
         return tensor.contiguous() if is_slice else tensor  # else it would take memory for all between its columns
+
+    def _on(self, work: Segment | BackwardSegment) -> StageDevice:
+        return StageDevice(self.device_of(work), self.takes_cpu(), self.copies if self._has_several else None)
 
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
         name, ended_ns = action.work.title, time.perf_counter_ns()

@@ -7,6 +7,7 @@ parameters, modes and the user's tensors are what they were.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -17,7 +18,7 @@ from farspan.call.leaf import Leaf
 from farspan.call.remat.modules import ModuleUnits, written_attributes
 from farspan.call.remat.operations import OperationUnits, unit_of
 from farspan.call.remat.unit import Unit
-from farspan.execute.step.segment import run_call
+from farspan.execute.step.segment import StageDevice, run_call
 from farspan.graph import BackwardSegment, Call, Segment
 from farspan.program.program import Program
 
@@ -63,7 +64,7 @@ class Remat:
         self._units = []
 
     @contextlib.contextmanager
-    def around(self, segment: Segment) -> Iterator[None]:
+    def around(self, segment: Segment, on: StageDevice) -> Iterator[None]:
         """Run the calls of `segment` in the body; release what is to be computed again."""
         if segment not in self._trained:
             yield
@@ -81,7 +82,7 @@ class Remat:
                 self._note,
             )
         if any(call.unit is not None for call in segment.calls):
-            self._operations = OperationUnits(segment, run_call, self._note)
+            self._operations = OperationUnits(segment, functools.partial(run_call, on=on), self._note)
         try:
             yield
             if self._operations is not None:

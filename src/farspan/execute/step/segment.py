@@ -4,12 +4,21 @@
     gradients of outputs -> torch.autograd.backward -> leaf.grad   backward
 
 Autograd never crosses a border: each segment is its own small autograd graph, so no engine run ever waits.
+
+Where the tensors of a stage are, the plan says: the program may name another device. Metadata are what the program
+sees, on every rank; a value is brought to its place when it comes to a stage.
+
+    the program says    a stage on cuda:1    a stage on the CPU
+    cuda:0              cuda:1               cpu
+    cpu                 cpu                  cpu                    where the program has the model on a device
+    cpu                 cuda:1               cpu                    where it has the model on the CPU
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -20,9 +29,9 @@ from torch import nn
 from farspan.call.buffer_versions import buffers_before, own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
-from farspan.call.infer.entry import Unknown
+from farspan.call.infer.entry import Entry, Unknown
 from farspan.call.leaf import Leaf, Placed, tensor_of
-from farspan.call.modes import apply_modes, in_region, under_saved_hooks
+from farspan.call.modes import Modes, apply_modes, in_region, under_saved_hooks, with_device
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
 from farspan.call.pytree.template import flatten, plain_arguments, rebuild
@@ -35,32 +44,80 @@ from farspan.call.side_effects.attributes import (
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.call.wire.users_line import note_line, note_line_of_backward
+from farspan.devices import CPU
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
+from farspan.execute.step.device_copies import DeviceCopies
 from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value, released_error
 from farspan.record.across_ranks.resolved_calls import as_before, noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import as_activation, raw_grad, set_raw_grad
 
-__all__ = ["call_target", "run_backward", "run_call", "run_forward"]
+__all__ = ["StageDevice", "call_target", "run_backward", "run_call", "run_forward"]
 _NO_OBJECTS = MutableArguments({})
 _NOTHING = contextlib.nullcontext()
 
 
+@dataclass(frozen=True, slots=True)
+class StageDevice:
+    """The device of a stage, in the place of those that the program names.
+
+    Attributes:
+        device: Where the stage computes.
+        takes_cpu: Whether it has what the program has on the CPU, too.
+        copies: Of the step that runs, where this rank has several workers.
+    """
+
+    device: torch.device
+    takes_cpu: bool = False
+    copies: DeviceCopies | None = None
+
+    def of(self, named: torch.device) -> torch.device:
+        """Returns where a tensor is that the program has on a device."""
+        stays = not self.takes_cpu if named.type == "cpu" else named.type == "meta"
+        return named if stays else self.device
+
+    def brought(self, tensor: torch.Tensor, named: torch.device, made_by: Any) -> torch.Tensor:
+        """Returns what another stage of this rank may have made, on the device where this one has it.
+
+        Args:
+            tensor: What has been made.
+            named: Where the program has it.
+            made_by: The work that has made it.
+        """
+        place = self.of(named)
+        if tensor.device == place:
+            return tensor
+        return tensor.to(place) if self.copies is None else self.copies.bring(tensor, place, made_by)
+
+    def modes(self, modes: Modes) -> Modes:
+        """Returns the modes in which the stage runs what was recorded in `modes`: autocast and the device for new
+        tensors are those of its own device."""
+        grad, inference, autocast, settings = modes
+        makes_elsewhere = settings.device is not None or (self.takes_cpu and self.device.type != "cpu")
+        if not (autocast or makes_elsewhere):
+            return modes
+        kinds = tuple([(self.of(torch.device(kind)).type, *rest) for kind, *rest in autocast])
+        device = self.of(settings.device or CPU)
+        if device != (settings.device or CPU):
+            settings = with_device(settings, device)
+        return grad, inference, kinds, settings
+
+
 def run_forward(
     segment: Segment,
-    device: torch.device,
-    around: Callable[[Segment], contextlib.AbstractContextManager[Any]] | None = None,
+    on: StageDevice,
+    around: Callable[[Segment, StageDevice], contextlib.AbstractContextManager[Any]] | None = None,
     *,
     before: Callable[[Call], None] = lambda call: None,
     chosen: Collection[Call] | None = None,
 ) -> None:
-    """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be.
+    """Run the calls of `segment`; its inputs' data is on this rank, its outputs' data will be.
 
     Args:
         segment: What to run.
-        device: Where.
+        on: Where.
         around: Gives the context in which the calls run, if they need one.
         before: Called with each call that is about to run.
         chosen: Those that run, if not all do.
@@ -72,20 +129,19 @@ def run_forward(
             continue
         assert value.data is not None, f"{value.describe()} is not here"
         leaf = value.data.detach()
-        if value.stage != segment.stage:
-            leaf = leaf.to(device)  # a stage of this rank may lie on another of its devices
+        leaf = on.brought(leaf, value.meta.device, value.segment)
         if value.meta.requires_grad:
             if is_cast and not value.meta.is_parameter:
                 leaf = as_activation(leaf)
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     last_used = _last_used(segment)
-    with _NOTHING if around is None else around(segment):
+    with _NOTHING if around is None else around(segment, on):
         for region, calls in groupby(segment.calls, key=attrgetter("region")):
             with in_region(region):
                 for call in calls if chosen is None else [call for call in calls if call in chosen]:
                     before(call)
-                    run_call(call, segment)
+                    run_call(call, segment, on)
                     for value in last_used.get(call, ()):
                         if not value.is_held:
                             value.data = None
@@ -107,8 +163,8 @@ def _last_used(segment: Segment) -> dict[Call, list[Value]]:
     return found
 
 
-def run_call(call: Call, segment: Segment) -> None:
-    """Run one call; its segment's leaves are there."""
+def run_call(call: Call, segment: Segment, on: StageDevice) -> None:
+    """Run one call; its segment's leaves are there, and its results are to be where the stage has them."""
     entry = call.entry
     assert call.arguments is not None
     if call.versions and plain_versions(call.arguments) != call.versions:
@@ -119,14 +175,14 @@ def run_call(call: Call, segment: Segment) -> None:
         )
     if call.moment.snapshots:
         call.moment.go_to()
-    tensors = [_tensor_of(item, segment) for item in call.arguments]
+    tensors = [_tensor_of(item, segment, on) for item in call.arguments]
     for number, item in [(number, call.arguments[number]) for number in entry.unused]:
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
     if type(call.target) is Leaf and call.target.has_buffers:
         call.buffers = buffers_before(call, call.target)
     with (
-        apply_modes(call.modes),
+        apply_modes(on.modes(call.modes)),
         seeded(call, tensors) if entry.is_random or getattr(call.target, "is_resolved", False) else _NOTHING,
         _NOTHING if call.saved_hooks is None else under_saved_hooks(call.saved_hooks),
     ):
@@ -138,6 +194,8 @@ def run_call(call: Call, segment: Segment) -> None:
                 return
             is_resolved = getattr(call.target, "is_resolved", False)
             results = as_before(call, tensors, _results_of) if is_resolved else _results_of(call, tensors)
+            if type(call.target) is not Leaf and call.outputs:
+                results = _apart(results, tensors, entry)
         except Exception as error:
             note_line(error, call)
             raise
@@ -149,8 +207,16 @@ def run_call(call: Call, segment: Segment) -> None:
             hint="compute it in a module that returns the same structure every time",
         )
     for value, tensor in zip(call.outputs, results, strict=True):
-        _verify(value, tensor, call)
-        value.data = tensor
+        value.data = _verified(value, tensor, call, on)
+
+
+def _apart(results: list[torch.Tensor], tensors: list[torch.Tensor], entry: Entry) -> list[torch.Tensor]:
+    """Returns the results with a copy of what is an argument here, and would be none in the plain program: that moves
+    it to another device, and the stage has it there already."""
+    if not any(result is tensor for result in results for tensor in tensors):
+        return results
+    new = [number for number, same in enumerate(entry.same_as) if same < 0]
+    return [result.clone() if number in new else result for number, result in enumerate(results)]
 
 
 def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -216,9 +282,12 @@ def _is_as_it_was(leaf: Leaf) -> bool:
     )
 
 
-def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
+def _tensor_of(item: Any, segment: Segment, on: StageDevice) -> torch.Tensor:
     if type(item) is not Value:
-        return item.detach() if item.requires_grad else item  # it did not when the call was recorded
+        if item.requires_grad:  # it did not when the call was recorded
+            item = item.detach()
+        place = on.of(item.device)
+        return item if item.device == place else item.to(place)
     return segment.leaves.get(item, item.data)
 
 
@@ -234,11 +303,16 @@ def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor
     return tensor
 
 
-def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
-    meta = value.meta
+def _verified(value: Value, tensor: torch.Tensor, call: Call, on: StageDevice) -> torch.Tensor:
+    """Returns a result, where its stage has it: a call may have named a device.
+
+    Raises:
+        RecordError: It is not what was predicted.
+    """
+    meta, place = value.meta, on.of(value.meta.device)
     is_like_it = tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad
-    if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type == meta.device.type:
-        return
+    if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type in (meta.device.type, place.type):
+        return tensor if tensor.device == place or type(tensor) is PassedBy else tensor.to(place)
     raise RecordError(
         f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} on {tensor.device.type} "
         f"(requires_grad={tensor.requires_grad}), predicted was {meta} on {meta.device.type} "
@@ -252,6 +326,7 @@ def run_backward(
     part: BackwardSegment,
     gradients: Mapping[Edge, torch.Tensor | None],
     parameters: Mapping[str, Placed],
+    on: StageDevice,
     *,
     leaves_weights: bool,
     before: Callable[[Collection[Any]], None],
@@ -262,6 +337,7 @@ def run_backward(
         part: What to differentiate.
         gradients: For every incoming edge its gradient; None for one that there is not.
         parameters: By name.
+        on: Where.
         leaves_weights: Whether gradients of parameters may be deferred.
         before: Called with the accumulators of the parameters that get their gradient now, if some may not.
 
@@ -290,7 +366,7 @@ def run_backward(
             part.backward.moment.go_to()
         try:
             with (
-                apply_modes(part.backward.modes),
+                apply_modes(on.modes(part.backward.modes)),
                 around_backward(part.describe),
                 unchanged_in_backward(watched, part.backward.changes, is_packed=is_packed) if watched else _NOTHING,
             ):
@@ -355,7 +431,7 @@ def _roots_of(
     for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
         if root.segment is segment and root.call not in stops:  # hooks are given the seed first
             roots.append(root.data)
-            seeds.append(seed)
+            seeds.append(None if seed is None else seed.to(root.data.device))
     return roots, seeds
 
 

@@ -24,7 +24,7 @@ from farspan.graph import BackwardSegment, Edge, SliceName, whole_name
 from farspan.program.program import Channel, Message, Program
 from farspan.torch_private import DisableTorchFunction, has_gradient_hooks, raw_grad, set_raw_grad
 
-__all__ = ["Reductions", "add_gradients", "as_absent", "is_absent", "on"]
+__all__ = ["Reductions", "add_gradients", "as_absent", "is_absent"]
 
 _POSTED = 2
 """Messages of a channel for which there is room at a time. Between GPUs there is room when the tasks have run: until
@@ -203,11 +203,6 @@ def is_absent(gradient: torch.Tensor) -> bool:
         return False
     bits = _bits(gradient)
     return bool((bits == _ABSENT[bits.element_size()]).all())
-
-
-def on(device: torch.device, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns a gradient on a device, if there is one."""
-    return None if gradient is None else gradient.to(device)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

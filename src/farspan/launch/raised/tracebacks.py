@@ -44,7 +44,7 @@ _BELOW = (*_MACHINERY, threading.__file__)
 _FILES = os.path.join(_OWN, "launch", "files") + os.sep
 """Stands in for functions of `os` and `open`: what the system says of a file is said there."""
 _CALLS_THE_USERS = ("(*args, **kwargs)", "(*given, **kwargs)")
-_SAYS_TORCHS_WORDS = ("self.read()", "# torch's words")
+_SAYS_TORCHS_WORDS = ("self.read()", "self._data()", "# torch's words")
 """In lines that do to a plain tensor what the program does to a recorded one: torch says what is wrong with it."""
 
 

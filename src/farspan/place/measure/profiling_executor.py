@@ -77,6 +77,7 @@ class ProfilingExecutor(Executor):
             parameters=engine.parameters,
             device_of=lambda work: device_of(engine.teams[work.stage].member(work.turn)),
             check=engine.check,
+            takes_cpu=lambda: engine.takes_cpu,
         )
         self.mode = mode
         self.ended = ended

@@ -16,11 +16,13 @@ from collections.abc import Sequence
 import torch
 
 from farspan.comm.transport import DeviceWork, Work
+from farspan.devices import CPU
 from farspan.errors import DeadlineError
 from farspan.execute.engine import Engine
-from farspan.plan import Worker
+from farspan.execute.teams import own_device
+from farspan.plan import Worker, are_direct
 from farspan.profile import HostLink
-from farspan.program.program import NCCL_DEVICE_TYPE, Channel
+from farspan.program.program import Channel
 
 __all__ = ["links_of_hosts"]
 
@@ -30,14 +32,13 @@ _CHANNEL = 1 << 20
 """Apart from those of messages."""
 
 
-def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -> dict[str, HostLink]:
+def links_of_hosts(engine: Engine, hosts: Sequence[str]) -> dict[str, HostLink]:
     """Measures by host the slower one of its links to the host before and the host after it; all ranks call it, between
     steps.
 
     Args:
         engine: This rank's.
         hosts: Of each rank.
-        device: Where this rank computes.
 
     Returns:
         Empty where there is one host only.
@@ -49,18 +50,16 @@ def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -
     pairs = list(itertools.pairwise(firsts))
     if not pairs:
         return {}
-    if device.type == NCCL_DEVICE_TYPE:
-        workers = {rank: Worker(rank, str(device)) for rank in firsts}  # each end knows its own
-        both_ways = pairs + [(called, caller) for caller, called in pairs]
-        engine.channels.open([Channel(workers[src], workers[dst], _CHANNEL) for src, dst in both_ways])
+    channels = [_between(engine, *ends) for pair in pairs for ends in (pair, pair[::-1])]
+    engine.channels.open([channel for channel in channels if channel.is_between_gpus])
     own: HostLink | None = None
     for turn in (0, 1):
         engine.agreement.barrier("links are timed")
         for caller, called in pairs[turn::2]:
             if engine.rank == caller:
-                own = _link_to(called, engine, device)
+                own = _link_to(called, engine)
             elif engine.rank == called:
-                _answer(caller, engine, device)
+                _answer(caller, engine)
     blob = b"" if own is None else json.dumps([own.bytes_per_s, own.latency_s]).encode()
     blobs = engine.agreement.gather("links between hosts", blob)
     found: dict[str, HostLink] = {}
@@ -72,15 +71,23 @@ def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -
     return found
 
 
-def _link_to(rank: int, engine: Engine, device: torch.device) -> HostLink:
-    small = min(_call(rank, _SMALL_BYTES, engine, device) for _ in range(_NUM_SMALL))
-    large = min(_call(rank, _LARGE_BYTES, engine, device) for _ in range(_NUM_LARGE))
+def _between(engine: Engine, src: int, dst: int) -> Channel:
+    """Returns the channel for messages from one rank to another."""
+    source, target = [Worker(rank, own_device(rank, engine.devices)) for rank in (src, dst)]
+    return Channel(source, target, _CHANNEL, are_direct(source, target, engine.devices))
+
+
+def _link_to(rank: int, engine: Engine) -> HostLink:
+    small = min(_call(rank, _SMALL_BYTES, engine) for _ in range(_NUM_SMALL))
+    large = min(_call(rank, _LARGE_BYTES, engine) for _ in range(_NUM_LARGE))
     return HostLink(bytes_per_s=_LARGE_BYTES / max(large - small, 1e-9), latency_s=small / 2)
 
 
-def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> float:
+def _call(rank: int, size_bytes: int, engine: Engine) -> float:
     """Seconds until the answer to a message of that size is here."""
-    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == NCCL_DEVICE_TYPE)
+    channel = _between(engine, engine.rank, rank)
+    transport = engine.channels.transport_to(rank, is_between_gpus=channel.is_between_gpus)
+    device = channel.source.device if channel.is_between_gpus else CPU
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     answer = torch.empty(1, dtype=torch.uint8, device=device)
     coming = transport.receive(answer, rank, _CHANNEL)
@@ -93,9 +100,11 @@ def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> f
     return seconds
 
 
-def _answer(rank: int, engine: Engine, device: torch.device) -> None:
+def _answer(rank: int, engine: Engine) -> None:
     """The other end of `_link_to`."""
-    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == NCCL_DEVICE_TYPE)
+    channel = _between(engine, engine.rank, rank)
+    transport = engine.channels.transport_to(rank, is_between_gpus=channel.is_between_gpus)
+    device = channel.source.device if channel.is_between_gpus else CPU
     for size_bytes in [_SMALL_BYTES] * _NUM_SMALL + [_LARGE_BYTES] * _NUM_LARGE:
         message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         _wait(transport.receive(message, rank, _CHANNEL), "a message", rank, engine)

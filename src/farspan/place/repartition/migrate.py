@@ -101,7 +101,7 @@ def _fetched(engine: Engine, plan: ModelPlan, move: Move, states: MovedStates) -
     if item.is_parameter and move.stage is not None:
         if engine.has_gradient(item):
             gradient = _gradient_of(engine, move, owner)
-        states.fetch(item, plan.device_of(move.stage))
+        states.fetch(item, plan.device_of(move.stage, item))
     value = as_laid_out(item.meta).copy_(engine.read_parameter(item))
     return _Coming(name=item.name, value=value, gradient=gradient)
 

@@ -11,6 +11,7 @@ import torch
 from farspan.call.modes import apply_modes
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.wire.users_line import note_line
+from farspan.devices import device_here
 from farspan.graph import Value
 from farspan.record.deferred.deferred_call import MOST_BYTES, DeferredCall, is_local, sources_of, viewed_by
 from farspan.record.unrecorded import plainly
@@ -98,7 +99,7 @@ class Computing:
     def _keep(self, value: Value, data: torch.Tensor) -> torch.Tensor:
         """Keep what was fetched, laid out as the program's tensor; expanded dimensions share their memory there."""
         meta = value.meta
-        kept = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_device_here(meta.device))
+        kept = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device_here(meta.device))
         once = [slice(0, 1) if stride == 0 else slice(None) for stride in meta.stride]
         kept[tuple(once)].copy_(data[tuple(once)])
         self._fetched[value] = kept
@@ -128,11 +129,5 @@ class Computing:
                 view = views[index]
         if any(each.dtype != meta.dtype or each.is_conj() or each.is_neg() for each in (*views, view)):
             return None  # its sizes and strides count other elements than those of the source
-        engine, device = self.recorder.engine, _device_here(meta.device)
+        engine, device = self.recorder.engine, device_here(meta.device)
         return [engine.read(source, (each.size(), each.stride(), each.storage_offset())).to(device) for each in views]
-
-
-def _device_here(device: torch.device) -> torch.device:
-    """Returns the device that a tensor is on for its owner, if this rank has such a one."""
-    is_here = torch.accelerator.is_available() and torch.accelerator.device_count() > (device.index or 0)
-    return device if device.type == "cpu" or is_here else torch.device("cpu")

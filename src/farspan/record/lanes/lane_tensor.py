@@ -70,7 +70,7 @@ class LaneTensor(LazyTensor):
         rows = tuple(lane.shape[0] for lane in self._lanes) if self._dim == 0 else ()
         return self._window is window and rows == window.sizes
 
-    def read(self) -> torch.Tensor:
+    def _data(self) -> torch.Tensor:
         """Returns the data of the whole batch, as a plain tensor."""
         lanes = [lane.read() for lane in self._lanes]
         return torch.cat(lanes, self._dim) if self._dim is not None else torch.stack(lanes).sum(0, dtype=lanes[0].dtype)

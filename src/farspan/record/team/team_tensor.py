@@ -146,7 +146,7 @@ class TeamTensor(LazyTensor):
         assert self._whole is not None
         return self._whole[1]
 
-    def read(self) -> torch.Tensor:
+    def _data(self) -> torch.Tensor:
         """Returns the data of the whole, as a plain tensor."""
         parts = [part.read() for part in (self._parts[:1] if self._dim is None else self._parts)]
         return parts[0] if self._dim is None else whole_of(parts, self._dim, self._sections)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from farspan.comm.collectives import GlooCollectives
+from farspan.comm.collectives import GlooCollectives, HostCollectives
 from farspan.comm.rendezvous.join import join_side_channel
 from farspan.execute.data_axis.recovery.forming import Forming, error_of_loss
 from farspan.torch_private.groups import PrefixStore
@@ -76,7 +76,7 @@ class Regroup(Forming):
         positions = PrefixStore(f"position {position}", peers.store)
         forming_s = min(_FORMING_S, self._deadline_s)  # all are there: who does not come any more is lost
         owners = GlooCollectives(positions, number, num_groups, joined.address, self._deadline_s, forming_s=forming_s)
-        reduction.regroup(owners)
+        reduction.regroup(HostCollectives(owners))
         self._go_on(joined.side)
 
     def say(self, *, is_complete: bool) -> None:

@@ -69,7 +69,7 @@ class SlicedGradient(LazyTensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch_gradient(func, args, kwargs or {})
 
-    def read(self) -> torch.Tensor:
+    def _data(self) -> torch.Tensor:
         """Returns the data of the whole, as a plain tensor."""
         if self._home is not None:
             return self._home.read()
