@@ -170,6 +170,23 @@ def test_a_helper_left_behind_holds_up_nobody(job):
 # ---- refused before anything starts
 
 
+def test_a_folder_or_an_empty_name_instead_of_a_script_gets_a_command_that_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt.py").write_text("")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("")
+    for name, says, hint in [
+        (".", "which has gpt.py", "farspan run -n 4 gpt.py"),
+        (str(tmp_path), "which has gpt.py", f"farspan run -n 4 {tmp_path / 'gpt.py'}"),
+        ("package", "is a folder", "farspan run -n 4 -m package"),
+        ("", 'the name given is empty: ""', "farspan run -n 4 train.py"),
+    ]:
+        with pytest.raises(LaunchError) as caught:
+            run([name], 1)
+        assert says in str(caught.value)
+        assert caught.value.hint == hint
+
+
 def test_bad_use_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("")

@@ -274,6 +274,22 @@ def test_a_model_moves_whose_modules_keep_recorded_tensors() -> None:
         assert ranks == [0, 1, 1, 1, 1, 1]
 
 
+def test_a_model_moves_whose_buffers_are_views_that_nothing_else_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask of nanoGPT: its view alone keeps the tensor that it was made of."""
+
+    def masked(seconds: float) -> nn.Module:
+        module = Slow(seconds)
+        module.register_buffer("mask", torch.tril(torch.ones(8, 8)).view(1, 1, 8, 8))
+        return module
+
+    def moving(model: nn.Module) -> list[int]:
+        train(model)
+        return [rank_of(model, number) for number in range(6)]
+
+    monkeypatch.setattr(f"{__name__}.build", lambda seconds: nn.Sequential(*map(masked, seconds)))
+    assert on_ranks(2, [LONG_S, *[SHORT_S] * 5], moving, measure=True) == [[0, 1, 1, 1, 1, 1]] * 2
+
+
 def wide_run(model: nn.Module) -> tuple[list[float], dict[str, Tensor], tuple[str, ...], str]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1)

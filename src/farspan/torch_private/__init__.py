@@ -123,6 +123,7 @@ from farspan.torch_private.tensors import raw_grad as raw_grad
 from farspan.torch_private.tensors import raw_grad_fn as raw_grad_fn
 from farspan.torch_private.tensors import set_raw_grad as set_raw_grad
 from farspan.torch_private.tensors import set_version as set_version
+from farspan.torch_private.tensors import shares_only_with_its_base as shares_only_with_its_base
 from farspan.torch_private.tensors import storage_at as storage_at
 from farspan.torch_private.tensors import swap_referenced as swap_referenced
 from farspan.torch_private.tensors import tensor_of_class as tensor_of_class
@@ -224,6 +225,7 @@ __all__ = [
     "set_raw_grad",
     "settings_now",
     "set_version",
+    "shares_only_with_its_base",
     "goes_through_python",
     "history_of",
     "shape_at",

@@ -32,6 +32,7 @@ __all__ = [
     "raw_grad_fn",
     "set_raw_grad",
     "set_version",
+    "shares_only_with_its_base",
     "storage_at",
     "swap_referenced",
     "has_gradient_hooks",
@@ -70,6 +71,14 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().resizable() and not is_memory_of_others(tensor)
 
 
+def shares_only_with_its_base(tensor: torch.Tensor) -> bool:
+    """Returns whether the memory of `tensor` is used besides by the tensor alone of which it is a view, and whether
+    nothing but this view keeps that one: `torch.ones(4, 4).view(16)`."""
+    num_torch, num_python = _users_of_memory(tensor)
+    with DisableTorchFunction():
+        return (num_torch - 1, num_python) == _ONE_USER and _users_of_base(tensor) == _ONE_VIEW
+
+
 def is_memory_of_others(tensor: torch.Tensor, *, num_own: int = 0) -> bool:
     """Returns whether something else uses the memory of `tensor`: another tensor, an array, a program that holds its
     storage. `num_own` references to the object of the memory in Python are farspan's own.
@@ -89,6 +98,15 @@ def _users_of_memory(tensor: torch.Tensor) -> tuple[int, int]:
 
 _one = torch.empty(1, device="cpu")
 _ONE_USER = _users_of_memory(_one)
+
+
+def _users_of_base(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns how many references there are to the tensor of which `tensor` is a view: torch's, and Python's."""
+    base = tensor._base
+    return (0, 0) if base is None else (base._use_count(), sys.getrefcount(base))  # type: ignore[attr-defined]
+
+
+_ONE_VIEW = _users_of_base(torch.empty(1, device="cpu").view(1))
 
 
 storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr

@@ -24,6 +24,8 @@ def find_command(script_argv: Sequence[str]) -> list[str]:
             why="the command line ends before it." if not argv else "-m needs the name of a module.",
             hint=f"{_EXAMPLE}\nfarspan run -n 4 -m package.module",
         )
+    if not argv[0]:
+        raise LaunchError("no script to run.", why='the name given is empty: "".', hint=_EXAMPLE)
     script = Path(argv[0])
     if argv[0] == "-m" or (argv[0].endswith(".py") and script.is_file()):
         command = [sys.executable, *argv]
@@ -49,14 +51,24 @@ def _explain_missing(script: Path) -> LaunchError:
     if script.is_dir():
         return LaunchError(
             f"{script} is a folder, not a script.",
-            why="farspan run starts a .py file, -m and a module, or an executable.",
-            hint=f"farspan run -n 4 -m {'.'.join(script.parts)}",
+            why="farspan run starts a .py file, -m and a module, or an executable; "
+            + describe_scripts(script / "train.py"),
+            hint=_in_folder(script),
         )
     return LaunchError(
         f"there is no script {script}.",
         why=describe_scripts(script),
         hint=f"{_EXAMPLE}     (options of farspan run come before the script)",
     )
+
+
+def _in_folder(folder: Path) -> str:
+    """Returns what starts a program of a folder: its package, where it can be run from here, or a script in it."""
+    is_below = bool(folder.parts) and all(part.isidentifier() for part in folder.parts)
+    if is_below and (folder / "__main__.py").is_file():
+        return f"farspan run -n 4 -m {'.'.join(folder.parts)}"
+    names = sorted(path.name for path in folder.glob("*.py"))
+    return f"farspan run -n 4 {folder / (names[0] if names and 'train.py' not in names else 'train.py')}"
 
 
 def describe_scripts(script: Path) -> str:

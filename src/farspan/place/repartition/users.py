@@ -24,6 +24,7 @@ from farspan.torch_private import (
     has_other_users,
     has_weak_references,
     is_used_below,
+    shares_only_with_its_base,
     tree_leaves,
 )
 
@@ -37,9 +38,14 @@ def what_uses(model: nn.Module, items: Iterable[Placed]) -> str:
     """Returns what uses one of `items` of `model` on this rank, besides the model; "" if they can change places."""
     with without_weak_references(model):
         for item in items:
-            if has_other_users(item.tensor) or (item.is_owned and not has_memory_of_its_own(item.tensor)):
+            if has_other_users(item.tensor) or (item.is_owned and not _is_alone(item.tensor)):
                 return f"{_user_of(item, model)} still uses {item.name}, which would move"
     return ""
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Returns whether nothing else keeps the memory of a parameter or buffer: `torch.ones(4, 4).view(1, 4, 4)`, too."""
+    return has_memory_of_its_own(tensor) or shares_only_with_its_base(tensor)
 
 
 def _user_of(item: Placed, model: nn.Module) -> str:
