@@ -274,6 +274,40 @@ def test_a_model_moves_whose_modules_keep_recorded_tensors() -> None:
         assert ranks == [0, 1, 1, 1, 1, 1]
 
 
+class Averaging(nn.Module):
+    """A buffer that is another tensor after each call; a hook that keeps what it sees lets it be called in parts."""
+
+    mean: Tensor
+
+    def __init__(self, kept: list[Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.layer = nn.Linear(8, 8)
+        self.layer.register_forward_hook(lambda part, given, result: kept.append(result.detach().mean()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.layer(x)
+        self.mean = self.mean * 0.9 + result.detach().mean(0) * 0.1
+        return result - self.mean
+
+
+def test_buffers_that_are_recorded_tensors_are_placed_anew() -> None:
+    """It ended with a PlanError, for what was recorded cannot become a stub."""
+
+    def built() -> tuple[nn.Module, list[Tensor]]:
+        torch.manual_seed(0)
+        kept: list[Tensor] = []
+        return nn.Sequential(nn.Linear(8, 8), Averaging(kept), nn.Linear(8, 5)), kept
+
+    def averaged(model: nn.Module, kept: list[Tensor]) -> Any:
+        losses, state, _ = train(model)
+        return losses, [item.tolist() for item in state.values()], [item.item() for item in kept]
+
+    given = [built(), built()]
+    found = run_threads(2, lambda rank: averaged(farspan.distribute(given[rank][0], measure=True), given[rank][1]))
+    assert found == [averaged(*built())] * 2
+
+
 def test_a_model_moves_whose_buffers_are_views_that_nothing_else_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask of nanoGPT: its view alone keeps the tensor that it was made of."""
 

@@ -16,9 +16,10 @@ from torch import nn
 from farspan.call.naming import format_where
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import as_laid_out
-from farspan.place.owners import ModelPlan, Move, moves, repartition
+from farspan.place.owners import ModelPlan, Move, buffers_of_leaves, moves, repartition
 from farspan.place.repartition.moved_states import MovedStates
 from farspan.place.repartition.users import what_uses
+from farspan.record.tensor import LazyTensor
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
@@ -52,6 +53,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan, users: li
         for move in needed:
             progress.note(len(coming), len(needed), "tensors that rank 0 is to have")
             coming.append(_fetched(engine, plan, move, states))
+        _read_buffers(model, plan)
         engine.agreement.barrier("parameters have come")  # from here on nobody asks for them
         leaving = [move.item for move in found if move.item.is_owned and not _is_mine(plan, move)]
         for item in leaving:
@@ -66,6 +68,18 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan, users: li
     engine.recorder.gradients.forget()
     engine.parameters_changed()
     return moved_bytes
+
+
+def _read_buffers(model: nn.Module, plan: ModelPlan) -> None:
+    """Reads the buffers that the code of a split module has set to recorded tensors, where it will be one unit."""
+    recorded = {id(buffer) for buffer, _ in buffers_of_leaves(model, plan).values() if type(buffer) is LazyTensor}
+    read: dict[int, torch.Tensor] = {}
+    for module in model.modules() if recorded else ():
+        for name, buffer in module._buffers.items():
+            if id(buffer) in recorded:
+                if id(buffer) not in read:
+                    read[id(buffer)] = buffer.read().clone()
+                module._buffers[name] = read[id(buffer)]
 
 
 def _user(engine: Engine, model: nn.Module, found: Sequence[Move]) -> str:
