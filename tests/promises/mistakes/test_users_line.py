@@ -75,6 +75,13 @@ def test_every_rank_shows_the_users_line_and_module(script: str) -> None:
                 assert re.search(rf"farspan: raised in [\w., ()]+ \({module}\)", text), (rank, name, text)
 
 
+@pytest.mark.parametrize("mistake", ["function", "backward, of what is overwritten"])
+def test_an_error_of_a_backward_names_the_modules_that_it_goes_through(mistake: str) -> None:
+    for found in caught("backwards.py", 2):
+        text = found[mistake]["text"]
+        assert re.search(r"in the backward through ([\w.]+, )*[\w.]*bad, .*begun at", text), text
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_error_is_said_once_and_farspan_says_little(script: str) -> None:
     for rank, found in enumerate(caught(script, 2)):

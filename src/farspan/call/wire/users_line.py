@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "note_line", "note_line_of_backward", "place_now", "place_of_error"]
 
+_MOST_NAMES = 4
+"""Of the modules through which a backward goes."""
+
 
 def note_line(error: BaseException, call: Call) -> None:
     """Add to an exception where `call`, which has raised it, was at.
@@ -43,18 +46,21 @@ def note_line(error: BaseException, call: Call) -> None:
     error.add_note(f"{NOTE}in {within} at {line}")
 
 
-def note_line_of_backward(error: BaseException, where: Any, part: str) -> None:
+def note_line_of_backward(error: BaseException, where: Any, part: str, modules: Sequence[str]) -> None:
     """Add to an exception of a backward where in the user's code it was raised, and where that backward was begun.
 
     Args:
         error: Its traceback begins in the run.
         where: The line of `backward()`.
         part: Which share of it, for people.
+        modules: The names of those through which that share goes.
     """
     if _is_noted(error):
         return
     inner, line = _innermost(error, "")
-    begun = f"the backward that begins at {_line_text(where)}" if where is not None else part
+    names = ", ".join([*modules[:_MOST_NAMES], *(["..."] if len(modules) > _MOST_NAMES else [])])
+    through = f"the backward through {names}" if names else "the backward"
+    begun = f"{through}, begun at {_line_text(where)}" if where is not None else part
     at = f"{f'in {inner} ' if inner else ''}at {line}\n    " if line else ""
     error.add_note(f"{NOTE}{at}in {begun}")
 

@@ -380,7 +380,8 @@ def run_backward(
                         inputs=[*leaves, *natives.values(), *values.values()] if part.backward.requested else None,
                     )
         except Exception as error:
-            note_line_of_backward(error, part.backward.where, part.describe())
+            modules = dict.fromkeys(call.target.name for call in part.calls if type(call.target) is Leaf)
+            note_line_of_backward(error, part.backward.where, part.describe(), list(modules))
             _put_back(aside)
             raise
     outgoing = _outgoing(part, sources, caught)
