@@ -105,6 +105,18 @@ def test_exit_code_is_that_of_the_rank_that_leaves_the_others(job, leaves):
     assert f"DivergenceError: rank {leaves} has ended its program" in err
 
 
+def test_a_rank_that_leaves_python_at_once_is_named(job):
+    """The other one was, and the system's log was advised, though nothing was killed."""
+    script = "import torch, farspan\n"
+    script += "model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))\n"
+    script += "model(torch.ones(2, 4)).sum().item()\n"
+    script += "if rank == 1: os._exit(0)\nmodel(torch.ones(2, 4)).sum().item()\n"
+    code, _, err = job.run(script)
+    assert code == 1
+    assert "farspan run: rank 1 of 2 ended in the middle of its program (exit code 0).\n  why   it has left" in err
+    assert err.endswith("rank1.log\n"), err
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="signals of macOS have other numbers")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_killed_rank_is_named_with_its_signal(job, number):

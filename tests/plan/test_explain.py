@@ -27,7 +27,7 @@ def test_it_says_why_and_what_the_stage_takes() -> None:
     assert PLAN.explain("blocks.1.mlp").splitlines() == [
         "blocks.1.mlp lies on stage 0, rank:0, by the entry 'blocks.1'",
         "  beside it: *, blocks.2.mlp",
-        "  the stage: size 1.0 KiB, peak memory 4.0 KiB, busy 50 %",
+        "  the stage: size 1.0 KiB, peak memory 4.0 KiB, expected busy 50 %",
     ]
     assert Plan(stages=("rank:0",), placement={"": 0}).explain("") == (
         "the whole model lies on stage 0, rank:0, by the entry ''\n  nothing else lies there"

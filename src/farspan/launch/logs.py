@@ -12,6 +12,7 @@ __all__ = [
     "find_last_words",
     "find_place",
     "find_word_of",
+    "has_missed",
     "is_of_the_program",
     "only_heard_of_it",
 ]
@@ -98,6 +99,11 @@ def find_word_of(rank: int, log: str) -> str:
     begin = f"RemoteError: rank {rank} failed: "
     found = next((line for line in reversed(_split_lines(log)) if begin in line), "")
     return found.partition(begin)[2]
+
+
+def has_missed(rank: int, log: str) -> bool:
+    """Returns whether another rank's log says that the connection to `rank` has ended."""
+    return any(f"RemoteError: rank {rank} died " in line for line in _split_lines(log))
 
 
 def find_cause(log: str, *, killed: bool, shown: str = "") -> str:

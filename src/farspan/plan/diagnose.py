@@ -36,7 +36,7 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
         if max(plan.ranks_of(stage)) >= world_size:
             return PlanError(
                 f"stage {stage} of the plan is on '{text}', a rank that does not exist.",
-                why=f"{mismatch}; the ranks here are {_listed([f'rank:{rank}' for rank in range(world_size)])}.",
+                why=f"{mismatch}; there is {_listed(_quoted(plan, stage))}; the ranks here are {_listed([f'rank:{rank}' for rank in range(world_size)])}.",
                 hint=hint,
             )
     if absent and not may_idle:
@@ -46,6 +46,10 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
             hint=hint,
         )
     return None
+
+
+def _quoted(plan: Plan, stage: int) -> list[str]:
+    return [f"'{name}'" for name, number in plan.placement.items() if number == stage]
 
 
 def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:

@@ -22,7 +22,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("share", "share", lambda share: f"{100 * share:.0f} %"),
     ("peak memory", "peak_bytes", format_bytes),
     ("limit", "limit_bytes", format_bytes),
-    ("busy", "busy", lambda share: f"{100 * share:.0f} %"),
+    ("expected busy", "busy", lambda share: f"{100 * share:.0f} %"),
 )
 
 

@@ -15,6 +15,7 @@ from farspan.launch.logs import (
     find_last_words,
     find_place,
     find_word_of,
+    has_missed,
     is_of_the_program,
     only_heard_of_it,
 )
@@ -91,6 +92,9 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
     if job.never_joined and (culprit.was_stopped or only_heard(culprit)):
         text = _describe_absence(job, job.never_joined[0])
         return Outcome(code=1, text=text, was_interrupted=was_interrupted, place="before farspan.distribute")
+    left = next((rank for rank in job.ended if rank.returncode == 0 and _is_missed(rank, failed)), None)
+    if left is not None and only_heard(culprit):
+        return Outcome(code=1, text=_describe_leaving(job, left), was_interrupted=was_interrupted)
     code = culprit.returncode
     is_own = code > 0 and not culprit.lost and not only_heard(culprit)
     return Outcome(
@@ -99,6 +103,11 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
         was_interrupted=was_interrupted,
         place=(find_place(culprit.read_tail()) or f"exit code {code}") if is_own else "",
     )
+
+
+def _is_missed(rank: Started, failed: Sequence[Started]) -> bool:
+    """Returns whether others say that a rank, which has ended without an error, did so in the middle of its program."""
+    return any(has_missed(rank.number, other.read_tail()) for other in failed)
 
 
 def _has_raised(rank: Started) -> bool:
@@ -134,7 +143,7 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
-        lines += [f"  then  ended, still running {job.given_s:g} s after it: rank {names}"]
+        lines += [f"  then  ended, still running {job.given_s:g} s after it: rank {names}; its log: {stopped[0].log}"]
     if job.num_processes > 1 and _OF_SEVERAL_PROCESSES.search(reason):
         lines += _TRY_ONE_PROCESS
     if job.num_processes > 1:
@@ -170,6 +179,16 @@ def _find_reason(job: Job, culprit: Started) -> str:
     own = find_exception(culprit.read_tail())
     heard = (find_word_of(culprit.number, rank.read_tail()) for rank in job.ranks if rank is not culprit)
     return (own or next(filter(None, heard), ""))[:_REASON_CHARACTERS]
+
+
+def _describe_leaving(job: Job, left: Started) -> str:
+    lines = [
+        f"farspan run: rank {left.number} of {job.num_processes} ended in the middle of its program (exit code 0).",
+        "  why   it has left Python without an exception, as by os._exit(0), while others waited for it.",
+        "  try   end it by sys.exit, or let it raise",
+        f"  logs  {left.log}",
+    ]
+    return "\n".join(lines)
 
 
 def _describe_absence(job: Job, absent: Started) -> str:

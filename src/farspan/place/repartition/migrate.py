@@ -76,7 +76,7 @@ def _read_buffers(model: nn.Module, plan: ModelPlan) -> None:
     read: dict[int, torch.Tensor] = {}
     for module in model.modules() if recorded else ():
         for name, buffer in module._buffers.items():
-            if id(buffer) in recorded:
+            if type(buffer) is LazyTensor and id(buffer) in recorded:
                 if id(buffer) not in read:
                     read[id(buffer)] = buffer.read().clone()
                 module._buffers[name] = read[id(buffer)]
