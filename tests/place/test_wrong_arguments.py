@@ -29,7 +29,7 @@ def net() -> nn.Module:
         ({"plan": ["rank:0", "rank:1"]}, "is no plan"),
         ({"plan": "automatic"}, "automatic cannot be read"),
         ({"plan": {"0": "rnak:0", "1": 1}}, "'rnak:0' is not a place"),
-        ({"plan": {"0": 0, "1": 9}}, "'rank:9', a rank that does not exist"),
+        ({"plan": {"0": 0, "1": 9}}, "stage 1 of the plan ('1') is on 'rank:9', a rank that does not exist"),
         ({"stages": "all"}, "stages='all' is not a number of stages"),
         ({"stages": 3, "plan": {"0": 0, "1": 1}}, "stages=3 was asked for, the plan has 2"),
         ({"micro_batches": "8"}, "micro_batches='8' is no number"),

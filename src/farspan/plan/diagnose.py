@@ -35,8 +35,8 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
     for stage, text in enumerate(plan.stages):
         if max(plan.ranks_of(stage)) >= world_size:
             return PlanError(
-                f"stage {stage} of the plan is on '{text}', a rank that does not exist.",
-                why=f"{mismatch}; there is {_listed(_quoted(plan, stage))}; the ranks here are {_listed([f'rank:{rank}' for rank in range(world_size)])}.",
+                f"stage {stage} of the plan ({_listed(_quoted(plan, stage))}) is on '{text}', a rank that does not exist.",
+                why=f"{mismatch}; the ranks here are {_listed([f'rank:{rank}' for rank in range(world_size)])}.",
                 hint=hint,
             )
     if absent and not may_idle:
