@@ -34,8 +34,9 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
     mismatch = f"{processes} for a plan of {count_of(len(ranks), 'rank')}"
     for stage, text in enumerate(plan.stages):
         if max(plan.ranks_of(stage)) >= world_size:
+            entries = _listed([name for name, number in plan.placement.items() if number == stage])
             return PlanError(
-                f"stage {stage} of the plan ({_listed(_quoted(plan, stage))}) is on '{text}', a rank that does not exist.",
+                f"stage {stage} of the plan ({entries}) is on '{text}', a rank that does not exist.",
                 why=f"{mismatch}; the ranks here are {_listed([f'rank:{rank}' for rank in range(world_size)])}.",
                 hint=hint,
             )
@@ -46,10 +47,6 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
             hint=hint,
         )
     return None
-
-
-def _quoted(plan: Plan, stage: int) -> list[str]:
-    return [f"'{name}'" for name, number in plan.placement.items() if number == stage]
 
 
 def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
