@@ -224,6 +224,7 @@ def test_hanging_survivors_are_ended_after_the_grace(job):
     assert err.startswith("farspan run: rank 1 has ended; still running, and given 2 s: rank 0\n")
     assert "rank 1 of 2 failed: exit code 3" in err
     assert "still running 2 s after it: rank 0" in err
+    assert err.endswith("rank1.log\n        " + err.rstrip().rpartition(" ")[2] + "\n") and "rank0.log" in err
     pids = [job.pid(0), job.pid("helper")]
     wait_until(lambda: not any(map(is_running, pids)))
 

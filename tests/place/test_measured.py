@@ -25,6 +25,7 @@ from farspan.profile import cache_folder
 from farspan.program.program import Action
 from farspan.record.parameters.copying import plan_by_model
 from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.torch_private import shares_only_with_its_base
 
 SHORT_S, LONG_S = 10e-3, 100e-3
 
@@ -306,6 +307,16 @@ def test_buffers_that_are_recorded_tensors_are_placed_anew() -> None:
     given = [built(), built()]
     found = run_threads(2, lambda rank: averaged(farspan.distribute(given[rank][0], measure=True), given[rank][1]))
     assert found == [averaged(*built())] * 2
+
+
+def test_a_view_shares_its_memory_only_with_what_it_is_a_view_of() -> None:
+    alone, base = torch.ones(4, 4).view(16), torch.ones(4, 4)
+    held, twice = base.view(16), torch.ones(4, 4).view(16)
+    other, data, array = twice[:2], torch.ones(4).view(2, 2), torch.ones(4).view(2, 2)
+    kept = data.data, array.numpy()
+    assert shares_only_with_its_base(alone)
+    assert not any(map(shares_only_with_its_base, (held, twice, data, array, torch.ones(4))))
+    assert len(kept) == 2 and len(other) == 2
 
 
 def test_a_model_moves_whose_buffers_are_views_that_nothing_else_shares(monkeypatch: pytest.MonkeyPatch) -> None:

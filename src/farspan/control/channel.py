@@ -81,8 +81,7 @@ class SideChannel:
         self.failure: FarspanError | None = None
         self.has_told = self._all_finished = self._fail_noted = self._closed = False
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
-        self._is_cut = False
-        """Whether the connection to the hub has ended."""
+        self._has_lost_hub = False
         self.on_close: Callable[[], None] = lambda: None
         self.address, self.streams = link.address, link.streams
         self.secret = secret
@@ -240,7 +239,7 @@ class SideChannel:
     def wait_ended(self, rank: int, patience_s: float) -> bool:
         """Returns whether `rank` ends in that time, or this rank's connection does."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._calls.has_ended(rank) or self._is_cut, patience_s)
+            return self._condition.wait_for(lambda: self._calls.has_ended(rank) or self._has_lost_hub, patience_s)
 
     def check(self, rank: int, patience_s: float) -> None:
         """Raises why `rank` does not answer, if that becomes known in time: some rank has failed, or that one ended."""
@@ -418,7 +417,7 @@ class SideChannel:
 
     def _on_end(self, failure: Header) -> None:
         with self._condition:
-            self._fail_noted = self._is_cut = True
+            self._fail_noted = self._has_lost_hub = True
             self._condition.notify_all()
         self.take_failure(as_error(failure))
 

@@ -143,11 +143,12 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
-        lines += [f"  then  ended, still running {job.given_s:g} s after it: rank {names}; its log: {stopped[0].log}"]
+        lines += [f"  then  ended, still running {job.given_s:g} s after it: rank {names}"]
     if job.num_processes > 1 and _OF_SEVERAL_PROCESSES.search(reason):
         lines += _TRY_ONE_PROCESS
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log}"]
+        lines += [f"        {rank.log}" for rank in sorted(stopped, key=lambda rank: rank.number)[:1]]
     return "\n".join(lines)
 
 
